@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from dandelion.data import Bytes
-from dandelion.errors import NodeLost, Unknown
+from dandelion.errors import CatalogUnavailable, NodeLost, Unknown
 from dandelion.function import Digest, digest_of
 
 _T = TypeVar("_T")
@@ -39,6 +39,9 @@ class BlobSource:
 
     Args:
         post: has something done on the loop.
+
+    Attributes:
+        stored: reads a blob from a log store, if there is one; it is asked first.
     """
 
     def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
@@ -49,6 +52,7 @@ class BlobSource:
         self._kept_bytes = 0
         self._waiting: set[Future[Any]] = set()
         self._closed = False
+        self.stored: Callable[[Digest], Bytes | None] | None = None
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -92,6 +96,10 @@ class BlobSource:
             if kept is not None:
                 self._kept.move_to_end(digest)
                 return kept
+        stored = self._from_store(digest)
+        if stored is not None:
+            self._keep(digest, stored)
+            return stored
         if digest not in self._sizes:
             raise Unknown("blob", digest)
         peers: Future[list[BlobPeer]] = Future()
@@ -106,6 +114,12 @@ class BlobSource:
                 self._keep(digest, copy)
                 return copy
         raise NodeLost("cluster", f"no node that is up gave the blob {digest[:12]}")
+
+    def _from_store(self, digest: Digest) -> Bytes | None:
+        try:
+            return None if self.stored is None else self.stored(digest)
+        except CatalogUnavailable:
+            return None
 
     def _tell_peers(self, digest: Digest, peers: Future[list[BlobPeer]]) -> None:
         with contextlib.suppress(InvalidStateError):  # it is closed

@@ -33,8 +33,8 @@ from dandelion.cluster.exchange import Exchange
 from dandelion.cluster.executor import RemoteEngines
 from dandelion.cluster.handshake import BadPeer
 from dandelion.cluster.link import OutLink
-from dandelion.cluster.log_driver import LogDriver
 from dandelion.cluster.log_file import LogFile
+from dandelion.cluster.log_parts import CatalogLog, LogParts
 from dandelion.cluster.membership import DEAD_NS, Beat, Connect, Lost, Membership, Renew
 from dandelion.cluster.messages import Ballot, Done, Failed, Pong
 from dandelion.cluster.node_side import NodeSide
@@ -44,6 +44,7 @@ from dandelion.cluster.serving import InLink
 from dandelion.cluster.settings import ClusterSettings
 from dandelion.cluster.staged_blobs import StagedBlobs
 from dandelion.cluster.status import members_of
+from dandelion.cluster.store_driver import StoreDriver
 from dandelion.errors import CatalogUnavailable, InvalidInput
 from dandelion.executors import to_dandelion_error
 from dandelion.node.attachment import NodeParts
@@ -73,6 +74,10 @@ class Cluster(NodeSide):
         InvalidInput: the address cannot be listened on, TLS cannot be used, or there are no voters.
     """
 
+    _log: CatalogLog
+    _log_parts: LogParts
+    _door: Door
+
     def __init__(self, settings: ClusterSettings, discovery: Discovery | None = None) -> None:
         self._settings = settings
         self._discovery = discovery
@@ -84,11 +89,14 @@ class Cluster(NodeSide):
         others = [peer for peer in settings.peers if peer != self.name]
         self.incarnation = time.time_ns()
         self.voters = tuple(sorted(set(settings.peers))) or (self.name,)
-        if discovery is not None and not settings.peers:
+        known = self.voters
+        if settings.store:  # all nodes name the same, and need not name the same peers
+            self.voters = (f"store {settings.store}",)
+        if discovery is not None and not settings.peers and not settings.store:
             self._socket.close()
             hint = "give the same addresses to all nodes with --peers: they vote on its changes"
             raise InvalidInput("peers", "no node keeps the catalogue", hint)
-        self._membership = Membership(self.name, others, self.voters)
+        self._membership = Membership(self.name, others, known)
         self._placement = Placement(self.name)
         self._links: dict[str, OutLink] = {}
         self._in_links: dict[str, InLink] = {}
@@ -99,7 +107,8 @@ class Cluster(NodeSide):
         self._sent = self._lost = self._served = self._sent_bytes = self._received_bytes = 0
         self._has_majority = threading.Event()
         self.thread = 0
-        self._file: LogFile | None = None
+        self._to_close: list[Callable[[], None]] = []
+        self._listens = False
 
     # --- the node's side --------------------------------------------------------------------------
 
@@ -114,7 +123,8 @@ class Cluster(NodeSide):
         self._post = post
         scheme, _, path = url.partition(":")
         folder = Path(path).expanduser() if scheme != "memory" else None
-        self._file = LogFile(folder, bool(catalog.records()))
+        self._log_parts = LogParts(self._settings, folder, bool(catalog.records()))
+        self._to_close = [self._log_parts.close]
         self.source = BlobSource(post)
         staged = StagedBlobs(folder)
         self.catalog = ClusterCatalog(catalog, self.name, self.source, staged)
@@ -126,19 +136,22 @@ class Cluster(NodeSide):
         self.parts, self.around = parts, parts.around
         self.catalog.removed = parts.removed
         self.catalog.refuse_on_loop = self._refuse_on_loop
-        self.catalog.propose = lambda command: self._post(partial(self._propose, command))
-        assert self._file is not None, "the node has wrapped its catalogue"
-        replica = Replica(self.name, self.voters, self.incarnation, self._file.saved)
-        self._log = LogDriver(
-            replica, self._file, self.catalog, self.source, self._post, self._send_ballot
+        self._log = self._log_parts.driver(
+            self._replica, self.catalog, self.source, self._post, self._send_ballot
         )
+        self._to_close = [self._log.close]
+        self.catalog.propose = lambda command: self._post(partial(self._propose, command))
         self._engines = RemoteEngines(parts.runtime, self.around, self._placement, self._links)
         self._door = Door(self._settings, self, self, self._exchange)
         self._spawn(self._door.listen(self._socket))
+        self._listens = True
         if self._discovery is not None:
             resources = {group.backend: group.engines for group in self.load(0).groups}
             self._discovery.start(self.name, resources, self._found)
         self._tick()
+
+    def _replica(self, file: LogFile) -> Replica:
+        return Replica(self.name, self.voters, self.incarnation, file.saved)
 
     def _found(self, name: str) -> None:
         """Discovery found a node; from any thread."""
@@ -155,19 +168,28 @@ class Cluster(NodeSide):
 
     def close(self) -> None:
         """See `ClusterPart.close`."""
-        if not self.thread:
-            self._socket.close()
-            if self._file is not None:
-                self._file.close()
-            return
-        if self._discovery is not None:
-            self._discovery.close()
+        try:
+            if self._discovery is not None and self.thread:
+                self._discovery.close()
+            if self.thread:
+                self._leave_in_time()
+        finally:
+            if not self._listens:
+                self._socket.close()
+            for close in self._to_close:
+                close()
+
+    def _leave_in_time(self) -> None:
+        """End all links, if the node's loop works; else they end when it goes on."""
         self._post(self._drain)
         deadline = time.monotonic() + DRAIN_S
-        while time.monotonic() < deadline:
+        while (left_s := deadline - time.monotonic()) > 0:
             idle: Future[bool] = Future()
             self._post(lambda idle=idle: idle.set_result(self._is_idle()))  # type: ignore[misc]
-            if idle.result(DRAIN_S):
+            try:
+                if idle.result(left_s):
+                    break
+            except Late:
                 break
             time.sleep(0.02)  # not on the loop; calls of others end meanwhile
         ended: Future[None] = Future()
@@ -175,8 +197,7 @@ class Cluster(NodeSide):
         try:
             ended.result(DRAIN_S)
         except Late:
-            log.error("the cluster was not left in time")
-        self._log.close()
+            log.error("the cluster was not left in time: the node's loop does not go on")
 
     def _drain(self) -> None:
         self._draining = True
@@ -191,7 +212,8 @@ class Cluster(NodeSide):
         self._left = True
         if self._ticker is not None:
             self._ticker.cancel()
-        self._door.close()
+        if self._listens:
+            self._door.close()
         for task in list(self._tasks):
             task.cancel()
         self._ending = asyncio.get_running_loop().create_task(self._end(ended))
@@ -203,13 +225,16 @@ class Cluster(NodeSide):
             link.leave()
         for end in [*self._links.values(), *self._in_links.values()]:
             end.close("this node shuts down", politely=True)
-        await self._door.wait_closed()
+        if self._listens:
+            await self._door.wait_closed()
         ended.set_result(None)
 
     def check_acknowledges(self) -> None:
         """See `ClusterPart.check_acknowledges`."""
         self.catalog.check_current()
-        if not self._has_majority.is_set():
+        if isinstance(self._log, StoreDriver):
+            self._log.check()
+        elif not self._has_majority.is_set():
             raise CatalogUnavailable(
                 "cluster",
                 "this node sees only a minority of the nodes, so it acknowledges nothing",
@@ -226,15 +251,22 @@ class Cluster(NodeSide):
         return ClusterInfo(
             self.name,
             members,
-            self._membership.has_majority,
+            self._log.problem is None
+            if isinstance(self._log, StoreDriver)
+            else self._membership.has_majority,
             self._log.length,
             self._sent,
             self._served + sum([link.count for link in self._in_links.values()]),
             self._lost,
             self._sent_bytes + sum([end.sent_bytes for end in ends]),
             self._received_bytes + sum([end.received_bytes for end in ends]),
-            "" if self.catalog.blocked is None else str(self.catalog.blocked),
+            self._problem(),
         )
+
+    def _problem(self) -> str:
+        of_store = self._log.problem if isinstance(self._log, StoreDriver) else None
+        problem = self.catalog.blocked or of_store
+        return "" if problem is None else str(problem)
 
     # --- time and members -------------------------------------------------------------------------
 
@@ -381,7 +413,7 @@ class Cluster(NodeSide):
     # --- the catalogue ----------------------------------------------------------------------------
 
     def _propose(self, command: Command) -> None:
-        if self._membership.has_majority:
+        if isinstance(self._log, StoreDriver) or self._membership.has_majority:
             self._log.propose(command)
         else:
             reason = "this node sees only a minority of the nodes"

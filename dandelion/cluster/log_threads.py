@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeAlias
@@ -34,14 +35,19 @@ class LogThreads:
         self._stage = ThreadPoolExecutor(2, "dandelion-blobs")
 
     def store(self, work: Work) -> None:
-        self._store.submit(work)
+        _submit(self._store, work)
 
     def carry(self, work: Work) -> None:
-        self._carry.submit(work)
+        _submit(self._carry, work)
 
     def stage(self, work: Work) -> None:
-        self._stage.submit(work)
+        _submit(self._stage, work)
 
     def shutdown(self) -> None:
         for pool in (self._stage, self._store, self._carry):
             pool.shutdown(cancel_futures=True)
+
+
+def _submit(pool: ThreadPoolExecutor, work: Work) -> None:
+    with contextlib.suppress(RuntimeError):  # it was shut down, while the loop was blocked
+        pool.submit(work)

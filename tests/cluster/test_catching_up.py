@@ -48,29 +48,29 @@ def test_a_node_that_was_away_takes_over_the_catalogue(
     monkeypatch.setattr(log_tail, "KEPT", 2)
     addresses = free_addresses(3)
     urls = [f"sqlite:{tmp_path / str(n)}" if durable else "memory:" for n in range(3)]
-    with member(addresses[0], addresses, urls[0]) as one:
-        with member(addresses[1], addresses, urls[1]) as two:
-            with member(addresses[2], addresses, urls[2]) as away:
-                for node in (one, two, away):
-                    wait_until(lambda node=node: alive(node) == 2)  # type: ignore[misc]
-                one.register(function("old"))
-                one.register(function("again"))
-                wait_until(lambda: len(away.records()) == 2)
-            wait_until(lambda: alive(one) == 1)
-            one.remove(FunctionSpec, "old")
-            one.remove(FunctionSpec, "again")
-            for number in range(8):
-                two.register(echo("f", f"x{number}"))
-            one.register(function("again"), tenant="t")
+    first, second = (member(addresses[n], addresses, urls[n]) for n in range(2))
+    with first as one, second as two:
+        with member(addresses[2], addresses, urls[2]) as away:
+            for node in (one, two, away):
+                wait_until(lambda node=node: alive(node) == 2)  # type: ignore[misc]
+            one.register(function("old"))
             one.register(function("again"))
-            with member(addresses[2], addresses, urls[2]) as away:
-                wait_until(lambda: away.records() == one.records(), 10)
-                wait_until(lambda: away.records("t") == one.records("t"), 10)
-                assert {r.name: r.version for r in away.records()} == {"f": 8, "again": 2}
-                assert text_of(away.invoke("again", x=b"a")["y"]) == "a"
-                assert away.register(function("old"))[0].version == 2  # versions are not used twice
-                for node in (one, two, away):
-                    wait_until(lambda node=node: tail_of(node) <= 6)  # type: ignore[misc]
+            wait_until(lambda: len(away.records()) == 2)
+        wait_until(lambda: alive(one) == 1)
+        one.remove(FunctionSpec, "old")
+        one.remove(FunctionSpec, "again")
+        for number in range(8):
+            two.register(echo("f", f"x{number}"))
+        one.register(function("again"), tenant="t")
+        one.register(function("again"))
+        with member(addresses[2], addresses, urls[2]) as away:
+            wait_until(lambda: away.records() == one.records(), 10)
+            wait_until(lambda: away.records("t") == one.records("t"), 10)
+            assert {r.name: r.version for r in away.records()} == {"f": 8, "again": 2}
+            assert text_of(away.invoke("again", x=b"a")["y"]) == "a"
+            assert away.register(function("old"))[0].version == 2  # versions are not used twice
+            for node in (one, two, away):
+                wait_until(lambda node=node: tail_of(node) <= 6)  # type: ignore[misc]
     if durable:
         assert not (tmp_path / "2" / "cluster.snapshot").exists()
         with stored_log(tmp_path / "2") as file:
