@@ -273,11 +273,16 @@ class Cluster(NodeSide):
     def _tick(self) -> None:
         self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
         now_ns = time.monotonic_ns()
+        for name, link in list(self._links.items()):
+            if link.is_moving(now_ns):
+                self._membership.moving(name, now_ns)
         self._membership.tick(now_ns)
         self._act()
-        for link in list(self._in_links.values()):
-            if now_ns - link.heard_ns > SILENT_NS:
-                link.close("it sent no heartbeat")
+        for end in list(self._in_links.values()):
+            if end.is_moving(now_ns):
+                end.heard_ns = now_ns
+            elif now_ns - end.heard_ns > SILENT_NS:
+                end.close("it sent no heartbeat")
         self._log.tick()
 
     def _act(self) -> None:

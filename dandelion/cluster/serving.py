@@ -49,6 +49,7 @@ from dandelion.errors import (
     NoEngine,
     Overloaded,
     TooLarge,
+    TooMany,
 )
 from dandelion.function import FunctionSpec, Limits
 from dandelion.node.invocation import Invocation
@@ -195,7 +196,7 @@ class InLink(ControlEnd):
             host = self._host
             load = host.load(self.count)
             pong = Pong(message.number, load, host.members(), host.registered(), host.draining)
-            self.control.send(pong)
+            self.control.send(pong, urgent=True)
         elif isinstance(message, Define):
             self._define(message)
         elif isinstance(message, Undefine):
@@ -336,7 +337,7 @@ class InLink(ControlEnd):
         assert outputs is not None, "it ended"
         try:
             self._give(number, invocation, outputs)
-        except TooLarge as large:
+        except (TooLarge, TooMany) as large:
             self._fail(number, large, invocation)
         except BadPeer as broken:
             self.close(str(broken))
@@ -356,7 +357,7 @@ class InLink(ControlEnd):
             invocation.printed,
         )
         try:
-            self.control.send(message, packed.data)
+            self.control.send(message, packed.data, limited=False)
         except TooLarge:
             self.exchange.withdraw([region.region for region in packed.regions])
             raise

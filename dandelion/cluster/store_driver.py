@@ -274,4 +274,3 @@ class StoreDriver:
         )
         self._log.replace(new)
         self._log.delete_unnamed(head, new)
-
