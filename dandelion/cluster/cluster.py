@@ -101,6 +101,7 @@ class Cluster(NodeSide):
         self._links: dict[str, OutLink] = {}
         self._in_links: dict[str, InLink] = {}
         self._round_trips: dict[str, int] = {}
+        self._reasons: dict[str, str] = {}  # why others cannot be reached
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._draining = self._left = False
@@ -336,8 +337,10 @@ class Cluster(NodeSide):
             link, incarnation, load = await self._door.open(name)
         except (OSError, TimeoutError, BadPeer, InvalidInput, UnicodeError) as error:
             member = self._membership.members.get(name)
-            if member is not None and not member.failures:
-                log.warning("node %s cannot be reached: %s", name, error or "it does not answer")
+            reason = str(error) or "it does not answer"
+            if member is not None and self._reasons.get(name) != reason:
+                self._reasons[name] = reason
+                log.warning("node %s cannot be reached: %s", name, reason)
             self._membership.failed(name, time.monotonic_ns())
             self._act()
             return
@@ -345,6 +348,7 @@ class Cluster(NodeSide):
             link.close("it is not a member")
             return
         self._links[name] = link
+        self._reasons.pop(name, None)
         link.on_pong = partial(self._pong, name)
         link.on_load = partial(self._answered, name)
         link.on_leave = partial(self.left, name)
