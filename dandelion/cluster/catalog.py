@@ -61,11 +61,12 @@ _MARGIN_S = 25.0
 """How much longer than the vote it may take to carry out a command."""
 
 
-class Unreadable(CatalogUnavailable):
-    """A command of the log that this version cannot carry out."""
+class Unreadable(Exception):
+    """A command of the log that this version cannot carry out; `error` says so to callers."""
 
     def __init__(self, place: int, command: Command, reason: str) -> None:
-        super().__init__(
+        super().__init__(reason)
+        self.error = CatalogUnavailable(
             "cluster",
             f"change {place} of the catalogue ('{command.kind[:80]}' by {command.origin[:255]}) "
             f"cannot be read by this version, so this node does not follow: {reason[:500]}",

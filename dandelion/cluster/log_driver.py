@@ -291,9 +291,9 @@ class LogDriver:
             try:
                 self._catalog.carry_out(place, command)
                 self._file.carried_out(place + 1)
-            except Unreadable as error:
-                log.critical("%s", error)
-                self._catalog.block(error)
+            except Unreadable as unreadable:
+                log.critical("%s", unreadable.error)
+                self._catalog.block(unreadable.error)
                 return
             except Exception as error:
                 failure = to_dandelion_error(error, "the catalogue")

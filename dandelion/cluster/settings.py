@@ -102,7 +102,8 @@ def cluster_settings(settings: Settings) -> ClusterSettings | None:
     Raises:
         InvalidInput: the secret is missing or cannot be read, or an address is none.
     """
-    if not (settings.peers or settings.cluster or settings.cluster_listen):
+    given = (settings.peers, settings.cluster, settings.cluster_listen, settings.cluster_store)
+    if not any(given):
         return None
     if not settings.cluster_secret:
         hint = "name a file that all nodes have, made by 'openssl rand -hex 32'"

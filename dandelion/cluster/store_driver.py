@@ -138,10 +138,10 @@ class StoreDriver:
             try:
                 self._round()
                 self._report(None)
-            except Unreadable as error:
-                log.critical("%s", error)
-                self._catalog.block(error)
-                self._report(error)
+            except Unreadable as unreadable:
+                log.critical("%s", unreadable.error)
+                self._catalog.block(unreadable.error)
+                self._report(unreadable.error)
                 return
             except (CatalogUnavailable, CatalogCorrupt, Conflict) as error:
                 self._report(error)
