@@ -18,8 +18,11 @@ from dandelion.cluster.ballots import (
     CatchUp,
     Chosen,
     Command,
+    Prepare,
     Saved,
+    SavedBase,
     SavedVote,
+    SnapshotAt,
     decode_ballot,
     decode_saved,
     encode_ballot,
@@ -236,17 +239,7 @@ def test_stored_votes_come_back() -> None:
 
 
 def test_ballots_of_a_proposer_that_is_started_again_are_new_ones() -> None:
-    empty = [SavedVote(0, NO_BALLOT, NO_BALLOT, None)]
-    nodes = {name: Replica(name, "abc", 1, empty) for name in "abc"}
-
-    def exchange(*names: str) -> None:
-        """Let nodes talk until they are silent; what others are sent is lost."""
-        queue = [(name, *one) for name in names for one in nodes[name].take().sent]
-        while queue:
-            sender, receiver, message = queue.pop(0)
-            if receiver in names:
-                nodes[receiver].received(sender, message, 0)
-                queue += [(receiver, *one) for one in nodes[receiver].take().sent]
+    nodes = {name: Replica(name, "abc", 1, [EMPTY]) for name in "abc"}
 
     nodes["guest"] = Replica("guest", "abc", 1)
     nodes["guest"].propose(Command("lost", "register", b""), 0)
@@ -270,7 +263,7 @@ def test_ballots_of_a_proposer_that_is_started_again_are_new_ones() -> None:
     assert [c.id for c in accepted if c is not None] == ["kept", "kept"]
 
     nodes["a"].propose(Command("next", "register", b""), 0)
-    exchange("a", "b")
+    run(nodes, "a", "b")
     assert nodes["a"].tail.commands[0].id == "kept"
 
 
@@ -289,3 +282,49 @@ def test_large_commands_are_sent_in_parts_to_a_node_that_lacks_them() -> None:
     for place in (-1, 11, 1 << 62):
         voter.received("b", CatchUp(place), 0)
     assert not voter.take().sent
+
+
+EMPTY = SavedVote(0, NO_BALLOT, NO_BALLOT, None)
+
+
+def run(nodes: dict[str, Replica], *names: str) -> None:
+    """Let nodes talk until they are silent; what others are sent is lost."""
+    queue = [(name, *one) for name in names for one in nodes[name].take().sent]
+    while queue:
+        sender, receiver, message = queue.pop(0)
+        if receiver in names:
+            nodes[receiver].received(sender, message, 0)
+            queue += [(receiver, *one) for one in nodes[receiver].take().sent]
+
+
+def test_a_node_that_takes_over_a_snapshot_gives_up_its_proposals() -> None:
+    """One of them may have been chosen at a place that it never learns."""
+    nodes = {name: Replica(name, "abc", 1, [SavedBase(0), EMPTY]) for name in "abc"}
+    nodes["a"].propose(Command("mine", "register", b""), 0)
+    for _ in range(2):  # `Prepare` and `Accept`; then "a" is cut off
+        for name, message in nodes["a"].take().sent:
+            if name in "bc":
+                nodes[name].received("a", message, 0)
+                for _, answer in nodes[name].take().sent:
+                    if isinstance(message, Prepare):
+                        nodes["a"].received(name, answer, 0)
+    nodes["b"].propose(Command("next", "register", b""), 0)
+    run(nodes, "b", "c")
+    assert [c.id for c in nodes["b"].tail.commands] == ["mine", "next"]
+    nodes["b"].tail.begin_at(2)  # it has carried them out
+
+    nodes["b"].received("a", CatchUp(0), 0)
+    assert nodes["b"].take().behind == ["a"]
+    nodes["a"].received("b", SnapshotAt(2, ()), 0)
+    assert nodes["a"].take().offered == SnapshotAt(2, ())
+    nodes["a"].restored(2)
+    changes = nodes["a"].take()
+    assert changes.adopted == 2
+    assert changes.failed == ["mine"]
+    assert changes.anew
+    assert changes.saved == [SavedBase(2), SavedVote(2, NO_BALLOT, NO_BALLOT, None)]
+    nodes["a"].tick(10**10)
+    assert not nodes["a"].take().sent
+    nodes["a"].received("b", SnapshotAt(1, ()), 0)  # an old one
+    assert nodes["a"].take().offered is None
+    assert nodes["a"].length == 2
