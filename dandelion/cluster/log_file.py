@@ -89,7 +89,7 @@ class LogFile:
                 "start with an empty folder, and register them again",
             )
         try:
-            self._open(path)
+            self._open(path, has_records)
         except (ValueError, msgspec.MsgspecError) as error:
             self.close()
             raise CatalogCorrupt(str(path), str(error)) from None
@@ -97,7 +97,7 @@ class LogFile:
             self.close()
             raise
 
-    def _open(self, path: Path) -> None:
+    def _open(self, path: Path, has_records: bool) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         for left in ("cluster.log.new", "cluster.snapshot.new"):
             (self._folder / left).unlink(missing_ok=True)
@@ -108,7 +108,7 @@ class LogFile:
         self.applied = self._read_applied(os.pread(self._applied_fd, 4096, 0))
         self.snapshot = self._read_snapshot()
         _flush_folder(self._folder)
-        self._check()
+        self._check(has_records)
 
     def _read(self, data: bytes) -> int:
         """Read the frames; return where the last whole one ends."""
@@ -154,7 +154,7 @@ class LogFile:
             return None
         return found
 
-    def _check(self) -> None:
+    def _check(self, has_records: bool) -> None:
         """Check that the files fit together."""
         base, length = 0, 0
         for one in self.saved:
@@ -167,6 +167,8 @@ class LogFile:
                 place = self.snapshot[0]
                 self.saved = [SavedBase(place), SavedVote(place, NO_BALLOT, NO_BALLOT, None)]
                 self.rewrite(self.saved)  # before there are votes about that place
+        elif has_records and not length:
+            raise ValueError(f"it is empty, but the catalogue has records; {_ANEW}")
         elif not base <= self.applied <= length:
             raise ValueError(
                 f"cluster.applied says that {self.applied} changes are in the catalogue, "

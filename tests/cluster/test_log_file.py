@@ -84,7 +84,7 @@ def test_a_kill_between_any_two_steps_loses_nothing_that_was_stored(tmp_path: Pa
         again = opened(folder)  # it can be used
         again.append([vote(20)])
         again.close()
-        last = LogFile(folder, True)
+        last = opened(folder)
         last.close()
         assert last.saved[-1] == vote(20)
         steps += 1
@@ -204,6 +204,10 @@ def test_files_that_do_not_fit_together_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "cluster.log").write_bytes(b"")
     with pytest.raises(CatalogCorrupt, match="applied"):
         opened(tmp_path)
+    (tmp_path / "cluster.applied").unlink()
+    with pytest.raises(CatalogCorrupt, match="empty"):
+        LogFile(tmp_path, True)
+    (tmp_path / "cluster.applied").write_bytes(applied)
     (tmp_path / "cluster.log").write_bytes(b"\x40\x00\x00\x00 a log of another version")
     with pytest.raises(CatalogCorrupt, match="damaged"):
         opened(tmp_path)
