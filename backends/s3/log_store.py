@@ -23,7 +23,8 @@ from .errors import failure_of, is_absent
 from .opening import opened_store
 from .settings import read_settings
 
-_REQUEST_LIMIT = timedelta(seconds=30)
+_SHORT = timedelta(seconds=10)
+"""For requests whose answers are short; those of blobs end when nothing arrives for a while."""
 _RAISED = (BaseError, ValueError, OSError)
 
 _T = TypeVar("_T")
@@ -46,8 +47,10 @@ def open_log_store(name: str, options: Mapping[str, str]) -> S3LogStore:
         reason = f"functions of {', '.join(given.tenants)} could change the catalogue there"
         hint = f"add the option store.{name}.tenants with an empty value"
         raise InvalidInput(f"options.s3.store.{name}.tenants", reason, hint)
-    client = opened_store(name, given, settings, _REQUEST_LIMIT)
-    return S3LogStore(name, client, given.prefix, given.part_bytes)
+    short = opened_store(name, given, settings, _SHORT)
+    return S3LogStore(
+        name, short, opened_store(name, given, settings), given.prefix, given.part_bytes
+    )
 
 
 class S3LogStore(LogStore):
@@ -55,20 +58,24 @@ class S3LogStore(LogStore):
 
     Args:
         name: of the store.
-        client: for its bucket.
+        client: for its bucket, for short requests.
+        long: the same for objects.
         prefix: in front of all names.
         part_bytes: larger objects are written in parts.
     """
 
-    def __init__(self, name: str, client: S3Store, prefix: str, part_bytes: int) -> None:
+    def __init__(
+        self, name: str, client: S3Store, long: S3Store, prefix: str, part_bytes: int
+    ) -> None:
         self.name = f"s3:{name}"
         self._client = client
+        self._long = long
         self._prefix = prefix
         self._part_bytes = part_bytes
 
     def head(self) -> StoredHead | None:
         def read() -> StoredHead | None:
-            found = self._found("head")
+            found = self._found(self._client, "head")
             if found is None:
                 return None
             tag = found.meta["e_tag"]
@@ -112,7 +119,7 @@ class S3LogStore(LogStore):
         size = len(content) if isinstance(content, bytes) else content.nbytes
         self._reported(
             lambda: obstore.put(
-                self._client,
+                self._long,
                 self._prefix + name,
                 content,
                 use_multipart=size > self._part_bytes,
@@ -122,7 +129,7 @@ class S3LogStore(LogStore):
 
     def get(self, name: str) -> Bytes | None:
         def read() -> Bytes | None:
-            found = self._found(name)
+            found = self._found(self._long, name)
             return None if found is None else memoryview(found.bytes())
 
         return self._reported(read)
@@ -149,9 +156,9 @@ class S3LogStore(LogStore):
 
         self._reported(delete)
 
-    def _found(self, name: str) -> obstore.GetResult | None:
+    def _found(self, client: S3Store, name: str) -> obstore.GetResult | None:
         try:
-            return obstore.get(self._client, self._prefix + name)
+            return obstore.get(client, self._prefix + name)
         except FileNotFoundError as error:
             if not is_absent(error):
                 raise
