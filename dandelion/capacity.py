@@ -133,6 +133,7 @@ class ClusterInfo(msgspec.Struct, frozen=True):
         sent_bytes, received_bytes: counters of all connections.
         kept_copies: asynchronous invocations, of any node, that this one has a copy of.
         taken_over: counter of those of lost nodes that this one has gone on with.
+        problem: why this node acknowledges no changes though it could; empty if there is none.
     """
 
     node: str
@@ -146,6 +147,7 @@ class ClusterInfo(msgspec.Struct, frozen=True):
     received_bytes: int
     kept_copies: int = 0
     taken_over: int = 0
+    problem: str = ""
 
 
 class ArenaCapacity(msgspec.Struct, frozen=True):

@@ -66,6 +66,24 @@ Slot: TypeAlias = tuple[str, str]
 """Kind and name of a record: versions count within a slot."""
 
 
+class CatalogState(msgspec.Struct, frozen=True, array_like=True):
+    """Everything that a catalogue has but its blobs, as it is sent to another node.
+
+    Attributes:
+        functions, compositions, libraries: all versions of all records.
+        newest: kind, name and newest version that was ever given, also of removed names.
+    """
+
+    functions: tuple[FunctionSpec, ...]
+    compositions: tuple[CompositionRecord, ...]
+    libraries: tuple[LibraryRecord, ...]
+    newest: tuple[tuple[str, str, int], ...]
+
+    def records(self) -> list[Record]:
+        """All records."""
+        return [*self.libraries, *self.functions, *self.compositions]
+
+
 @dataclass(slots=True)
 class Batch:
     """Records and blobs that are registered together, all or nothing.
@@ -154,6 +172,27 @@ class Catalog(abc.ABC):
             Unknown: there is no such name or version.
             Conflict: a registered composition uses it.
         """
+
+    def state(self) -> CatalogState:
+        """Return all records, as of one moment.
+
+        Raises:
+            BackendUnavailable: this store cannot tell.
+        """
+        raise BackendUnavailable("registry", "this store cannot be used in a cluster", "use sqlite")
+
+    def restore(self, state: CatalogState, blobs: Mapping[Digest, Bytes]) -> list[Record]:
+        """Replace everything by a state, all or nothing; return the records that are gone.
+
+        Args:
+            state: of another catalogue.
+            blobs: those that this catalogue lacks; they are read one after the other.
+
+        Raises:
+            Unknown: a blob is neither in `blobs` nor in the store.
+            BackendUnavailable: this store cannot.
+        """
+        raise BackendUnavailable("registry", "this store cannot be used in a cluster", "use sqlite")
 
     def close(self) -> None:
         """Release files and connections."""
@@ -275,6 +314,37 @@ class MemoryCatalog(Catalog):
             if self._references[digest] <= 0:
                 del self._references[digest]
                 self._drop_blob(digest)
+
+    def state(self) -> CatalogState:
+        with self._lock:
+            found = [r for versions in self._records.values() for r in versions.values()]
+            newest = tuple((*slot, version) for slot, version in self._next.items())
+        return CatalogState(
+            tuple(r for r in found if isinstance(r, FunctionSpec)),
+            tuple(r for r in found if isinstance(r, CompositionRecord)),
+            tuple(r for r in found if isinstance(r, LibraryRecord)),
+            newest,
+        )
+
+    def restore(self, state: CatalogState, blobs: Mapping[Digest, Bytes]) -> list[Record]:
+        with self._lock:
+            used = used_blobs(state.records())
+            for digest in sorted(used):
+                if digest not in blobs and not self.has_blob(digest):
+                    raise Unknown("blob", digest)
+            self._keep_blobs({d: blobs[d] for d in used if not self.has_blob(d)})
+            self._replace(state)
+            old = [r for versions in self._records.values() for r in versions.values()]
+            self._records.clear()
+            self._next = {(kind, name): version for kind, name, version in state.newest}
+            for record in state.records():
+                self._insert(record)
+            self._release(d for record in old for d in used_blobs([record]))
+            self.generation += 1
+            return [r for r in old if self._find(*_slot(r), r.version) != r]
+
+    def _replace(self, state: CatalogState) -> None:
+        """Store a state in the place of everything. An exception undoes it."""
 
     def _save(self, added: list[Record]) -> None:
         """Store new records. An exception undoes the registration."""

@@ -165,6 +165,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         cluster_tls_cert, cluster_tls_key, cluster_tls_ca: files in PEM: the certificate chain of
             this node, its key, and the certificates that sign those of all nodes. With them the
             traffic between nodes is encrypted.
+        cluster_store: where the log of the catalogue is kept instead of by a majority of `peers`:
+            ``folder:PATH`` of a folder that all nodes have, or ``s3:NAME`` of a store in the
+            options of the backend ``s3``. See ``docs/cluster.md``.
         spin_us: how long the node's loop polls for answers of engine processes before it sleeps, in
             microseconds. Polling avoids a wake-up and uses a core; -1 is 200 where there are 8
             cores or more, else 0.
@@ -246,6 +249,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     cluster_tls_cert: str = ""
     cluster_tls_key: str = ""
     cluster_tls_ca: str = ""
+    cluster_store: str = ""
     spin_us: int = -1
     engine_spin_us: int = -1
 

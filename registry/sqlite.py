@@ -30,7 +30,7 @@ import contextlib
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, TypeAlias
 
@@ -39,6 +39,7 @@ import msgspec
 from dandelion.catalog import (
     KINDS,
     Batch,
+    CatalogState,
     MemoryCatalog,
     Record,
     kind_of,
@@ -139,21 +140,26 @@ class SqliteCatalog(MemoryCatalog):
         return self._files.size_bytes(digest)
 
     def _register(self, batch: Batch) -> list[Record]:
-        with self._referenced(batch):
-            for digest, data in batch.blobs.items():
-                if digest not in self._files:
-                    self._files.write(digest, data)
+        with self._written(batch.blobs, set(batch.blobs)):
             return super()._register(batch)
 
+    def restore(self, state: CatalogState, blobs: Mapping[Digest, Bytes]) -> list[Record]:
+        with self._written(blobs, used_blobs(state.records()) & blobs.keys()):
+            return super().restore(state, blobs)
+
     @contextlib.contextmanager
-    def _referenced(self, batch: Batch) -> Iterator[None]:
+    def _written(self, blobs: Mapping[Digest, Bytes], digests: set[Digest]) -> Iterator[None]:
+        """Write blobs, and keep them until records refer to them."""
         with self._lock:
-            self._references.update(batch.blobs.keys())
+            self._references.update(digests)
         try:
+            for digest in digests:
+                if digest not in self._files:
+                    self._files.write(digest, blobs[digest])
             yield
         finally:
             with self._lock:
-                self._release(batch.blobs)
+                self._release(digests)
 
     def _used(self) -> set[Digest]:
         with self._lock:
@@ -167,12 +173,22 @@ class SqliteCatalog(MemoryCatalog):
 
     def _save(self, added: list[Record]) -> None:
         with self._transaction():
-            for record in added:
-                body = msgspec.msgpack.encode(record)
-                row = (kind_of(record), record.name, record.version)
-                # An existing row of that version is from a commit that failed after writing it.
-                self._db.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", (*row, body))
-                self._db.execute("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", row)
+            self._write(added)
+
+    def _write(self, records: list[Record]) -> None:
+        for record in records:
+            body = msgspec.msgpack.encode(record)
+            row = (kind_of(record), record.name, record.version)
+            # An existing row of that version is from a commit that failed after writing it.
+            self._db.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", (*row, body))
+            self._db.execute("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", row)
+
+    def _replace(self, state: CatalogState) -> None:
+        with self._transaction():
+            self._db.execute("DELETE FROM records")
+            self._db.execute("DELETE FROM versions")
+            self._write(state.records())
+            self._db.executemany("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", state.newest)
 
     def _erase(self, removed: list[Record]) -> None:
         delete = "DELETE FROM records WHERE kind = ? AND name = ? AND version = ?"

@@ -5,9 +5,6 @@ limits before the body is received. A small body arrives as one piece, a larger 
 its context piece by piece. Contents above ``part_bytes`` are written in parts; until the last one
 is there, the object is as it was.
 
-The library reads ``AWS_...`` variables for options that are not given, so all that decide about
-address and credentials are given here.
-
 The library follows redirects of reads, and has no option against that. But a service must not
 choose which addresses the node connects to. So everything but the host of the endpoint is reached
 through a proxy, and the address of this proxy is one that nothing can listen on (`NOWHERE`). A
@@ -18,25 +15,22 @@ used, either.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import UTC, timedelta
-from pathlib import Path
+from datetime import UTC
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import obstore
 from obstore.exceptions import BaseError, InvalidPathError
 from obstore.store import S3Store
 
 from dandelion.data import Bytes
-from dandelion.errors import BackendUnavailable
 
-from ..stores.credentials import Secret, read_secret
 from ..stores.engine import Produced, StoresEngine, StoreWork
 from ..stores.failures import ItemFailed, ItemRefused
 from ..stores.jobs import Job
 from ..stores.listing import Found, listed
 from ..stores.request import ByteRange, read_range
-from .errors import NOWHERE, failure_of, is_absent
+from .errors import failure_of, is_absent
+from .opening import opened_store
 from .settings import S3StoreSettings
 
 WHOLE_BYTES = 1024 * 1024
@@ -61,45 +55,7 @@ class S3Engine(StoresEngine[S3Store, S3StoreSettings]):
     name = "s3"
 
     def _open_store(self, name: str, given: S3StoreSettings) -> S3Store:
-        where = f"store.{name}"
-        key_id = read_secret(f"{where}.key_id", "s3", given.key_id_file, given.key_id_env)
-        secret = read_secret(f"{where}.secret", "s3", given.secret_file, given.secret_env)
-        token = read_secret(
-            f"{where}.session_token", "s3", given.session_token_file, given.session_token_env
-        )
-        settings = self._settings
-        client: dict[str, Any] = {
-            "allow_http": given.endpoint.startswith("http:"),
-            "allow_invalid_certificates": False,
-            "connect_timeout": timedelta(seconds=settings.connect_s),
-            "read_timeout": timedelta(seconds=settings.idle_s),
-            "timeout": timedelta(days=1),  # the deadline of the call ends it earlier
-            "proxy_url": f"http://{NOWHERE}",
-            "proxy_excludes": urlsplit(given.endpoint).hostname,
-        }
-        if given.ca_file:
-            client["root_certificate"] = _read_certificates(where, given.ca_file)
-        return S3Store(
-            given.bucket,
-            endpoint=given.endpoint,
-            aws_endpoint_url_s3=given.endpoint,
-            region=given.region,
-            virtual_hosted_style_request=given.virtual_host,
-            skip_signature=given.anonymous,
-            request_payer=False,
-            s3_express=False,
-            credential_provider=_provider(key_id, secret, token),
-            client_options=client,  # type: ignore[arg-type]  # a typed dictionary
-            retry_config={
-                "max_retries": settings.retries,
-                "backoff": {
-                    "init_backoff": timedelta(milliseconds=50),
-                    "max_backoff": timedelta(seconds=1),
-                    "base": 2,
-                },
-                "retry_timeout": timedelta(seconds=60),
-            },
-        )
+        return opened_store(name, given, self._settings)
 
     def _check_path(self, path: str, is_prefix: bool) -> None:
         if len(path.encode()) > _KEY_LIMIT_BYTES:
@@ -219,26 +175,3 @@ def _range(wanted: ByteRange) -> Any:
     if wanted.last is None:
         return {"offset": wanted.first}
     return (wanted.first, wanted.last + 1)
-
-
-def _provider(key_id: Secret | None, secret: Secret | None, token: Secret | None) -> Any:
-    if key_id is None or secret is None:
-        return None
-
-    def provide() -> dict[str, str | None]:
-        return {
-            "access_key_id": key_id.reveal(),
-            "secret_access_key": secret.reveal(),
-            "token": token.reveal() if token is not None else None,
-            "expires_at": None,
-        }
-
-    return provide
-
-
-def _read_certificates(where: str, path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise BackendUnavailable("s3", f"{where}.ca_file cannot be read: {reason}") from None

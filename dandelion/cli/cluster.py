@@ -36,6 +36,8 @@ def _show(info: ClusterInfo, out: Output) -> None:
         out.table(("engine time of tenant", *[member.name for member in info.members]), rows)
     if not info.majority:
         out.line("\nonly a minority of the voters is seen: changes are not acknowledged")
+    if info.problem:
+        out.line(f"\n{info.problem}")
     out.line(
         f"\n{info.node}: {info.registered} changes of the catalogue; {info.sent_calls} calls sent, "
         f"{info.lost_calls} lost, {info.served_calls} served; {size_text(info.sent_bytes)} sent, "

@@ -51,7 +51,8 @@ def run(arguments: Arguments, out: Output) -> int:
 
 def _cluster_of(settings: Settings) -> ClusterPart | None:
     """Make the node's part of a cluster; without one, nothing of it is imported."""
-    if not (settings.peers or settings.cluster or settings.cluster_listen):
+    given = (settings.peers, settings.cluster, settings.cluster_listen, settings.cluster_store)
+    if not any(given):
         return None
     joining = importlib.import_module("dandelion.cluster.joining")
     joined: ClusterPart = joining.joined(settings)

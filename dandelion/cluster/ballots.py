@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import msgspec
@@ -82,6 +83,18 @@ class CatchUp(msgspec.Struct, frozen=True, array_like=True, tag="catch-up"):
     place: int
 
 
+class SnapshotAt(msgspec.Struct, frozen=True, array_like=True, tag="snapshot-at"):
+    """The commands from a place on are not kept any more; here is what all before it have made.
+
+    Attributes:
+        place: number of the commands that are in it.
+        parts: digests and sizes of its parts in bytes; they are fetched as blobs.
+    """
+
+    place: int
+    parts: tuple[tuple[str, int], ...]
+
+
 class Recover(msgspec.Struct, frozen=True, array_like=True, tag="recover"):
     """A voter has lost its memory: what do you have? The number is another after each start."""
 
@@ -108,7 +121,16 @@ class Recovered(msgspec.Struct, frozen=True, array_like=True, tag="recovered"):
 
 
 BallotMessage: TypeAlias = (
-    Prepare | Promise | Accept | Accepted | Outbid | Chosen | CatchUp | Recover | Recovered
+    Prepare
+    | Promise
+    | Accept
+    | Accepted
+    | Outbid
+    | Chosen
+    | CatchUp
+    | SnapshotAt
+    | Recover
+    | Recovered
 )
 
 
@@ -128,17 +150,28 @@ class SavedCommand(msgspec.Struct, frozen=True, array_like=True, tag="command"):
     command: Command
 
 
-Saved: TypeAlias = SavedVote | SavedCommand
+class SavedBase(msgspec.Struct, frozen=True, array_like=True, tag="base"):
+    """The commands before a place are not stored any more: the catalogue has carried them out."""
+
+    place: int
+
+
+Saved: TypeAlias = SavedBase | SavedVote | SavedCommand
 
 
 _ENCODER = msgspec.msgpack.Encoder()
 _MESSAGES: msgspec.msgpack.Decoder[BallotMessage] = msgspec.msgpack.Decoder(BallotMessage)
-_SAVED: msgspec.msgpack.Decoder[Saved] = msgspec.msgpack.Decoder(Saved)
+_SAVED: msgspec.msgpack.Decoder[list[Saved]] = msgspec.msgpack.Decoder(list[Saved])
 
 
-def encode_ballot(message: BallotMessage | Saved) -> bytes:
-    """Write a message, or a record to be stored."""
+def encode_ballot(message: BallotMessage) -> bytes:
+    """Write a message."""
     return _ENCODER.encode(message)
+
+
+def encode_saved(records: Iterable[Saved]) -> bytes:
+    """Write records to be stored together."""
+    return _ENCODER.encode(list(records))
 
 
 def decode_ballot(data: bytes) -> BallotMessage:
@@ -150,6 +183,6 @@ def decode_ballot(data: bytes) -> BallotMessage:
     return _MESSAGES.decode(data)
 
 
-def decode_saved(data: bytes) -> Saved:
-    """Read a stored record; raises as `decode_ballot`."""
+def decode_saved(data: bytes) -> list[Saved]:
+    """Read stored records; raises as `decode_ballot`."""
     return _SAVED.decode(data)

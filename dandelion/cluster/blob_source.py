@@ -7,18 +7,20 @@ the node's loop, which asks the nodes that have announced the blob, one after th
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import TimeoutError as Late
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from dandelion.data import Bytes
-from dandelion.errors import NodeLost, Unknown
+from dandelion.errors import CatalogUnavailable, NodeLost, Unknown
 from dandelion.function import Digest, digest_of
 
+_T = TypeVar("_T")
 KEPT_BYTES = 256 << 20
 KNOWN_LIMIT = 100_000
 LIMIT_S = 30.0
@@ -37,6 +39,9 @@ class BlobSource:
 
     Args:
         post: has something done on the loop.
+
+    Attributes:
+        stored: reads a blob from a log store, if there is one; it is asked first.
     """
 
     def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
@@ -45,7 +50,18 @@ class BlobSource:
         self._peers: dict[Digest, list[BlobPeer]] = {}
         self._kept: OrderedDict[Digest, Bytes] = OrderedDict()
         self._kept_bytes = 0
+        self._waiting: set[Future[Any]] = set()
+        self._closed = False
+        self.stored: Callable[[Digest], Bytes | None] | None = None
         self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Give up what is waited for. From any thread."""
+        with self._lock:
+            self._closed = True
+            waiting = list(self._waiting)
+        for one in waiting:
+            one.cancel()
 
     def announced(self, blobs: Mapping[Digest, int], peer: BlobPeer) -> None:
         """Another node has blobs of these sizes."""
@@ -80,22 +96,48 @@ class BlobSource:
             if kept is not None:
                 self._kept.move_to_end(digest)
                 return kept
+        stored = self._from_store(digest)
+        if stored is not None:
+            self._keep(digest, stored)
+            return stored
         if digest not in self._sizes:
             raise Unknown("blob", digest)
         peers: Future[list[BlobPeer]] = Future()
-        self._post(lambda: peers.set_result(list(self._peers.get(digest, ()))))
-        for peer in reversed(peers.result(LIMIT_S)):
+        self._post(partial(self._tell_peers, digest, peers))
+        asked = self._result(peers)
+        for peer in reversed(asked or []):
             found: Future[Bytes | None] = Future()
             self._post(partial(_ask, peer, digest, found))
-            try:
-                data = found.result(LIMIT_S)
-            except Late:
-                continue
+            data = self._result(found)
             if data is not None and digest_of(data) == digest:
                 copy = bytes(data)  # the arena is for data in flight
                 self._keep(digest, copy)
                 return copy
         raise NodeLost("cluster", f"no node that is up gave the blob {digest[:12]}")
+
+    def _from_store(self, digest: Digest) -> Bytes | None:
+        try:
+            return None if self.stored is None else self.stored(digest)
+        except CatalogUnavailable:
+            return None
+
+    def _tell_peers(self, digest: Digest, peers: Future[list[BlobPeer]]) -> None:
+        with contextlib.suppress(InvalidStateError):  # it is closed
+            peers.set_result(list(self._peers.get(digest, ())))
+
+    def _result(self, waited: Future[_T]) -> _T | None:
+        """Wait for an answer of the loop; None if it does not come in time, or this is closed."""
+        with self._lock:
+            if self._closed:
+                return None
+            self._waiting.add(waited)
+        try:
+            return waited.result(LIMIT_S)
+        except (Late, CancelledError):
+            return None
+        finally:
+            with self._lock:
+                self._waiting.discard(waited)
 
     def _keep(self, digest: Digest, data: Bytes) -> None:
         size = data.nbytes if isinstance(data, memoryview) else len(data)
@@ -111,7 +153,7 @@ class BlobSource:
 
 def _ask(peer: BlobPeer, digest: Digest, found: Future[Bytes | None]) -> None:
     def done(data: Bytes | None) -> None:
-        if not found.done():
+        with contextlib.suppress(InvalidStateError):  # it is too late
             found.set_result(data)
 
     peer.get_blob(digest, done)

@@ -5,8 +5,14 @@ node carries out all commands in the order of the log, on a catalogue of its own
 same records with the same versions: a command that is refused is refused by all. `generation`
 increases with each change as on a single node, so what is derived from the catalogue is made anew.
 
-A voter has the blobs of a command before it accepts it, so with the command a majority also has its
-code. Blobs that are missing all the same are fetched when they are first used (`BlobSource`).
+A voter has the blobs of a command before it accepts it (`StagedBlobs`), so with the command a
+majority also has its code. Blobs that are missing all the same are fetched when they are first used
+(`BlobSource`).
+
+A chosen command that this node cannot read was proposed by a newer version. It can neither be
+skipped, since versions of records would then differ between nodes, nor be tried again. So this node
+carries out nothing from there on (`blocked`): it goes on with what it has, votes, and refuses
+changes and what needs a current catalogue, until it is started with that version.
 """
 
 from __future__ import annotations
@@ -14,8 +20,9 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from typing import TypeVar
 
 import msgspec
 
@@ -29,9 +36,11 @@ from dandelion.catalog import (
     kind_of,
     used_blobs,
 )
-from dandelion.cluster.ballots import Command
+from dandelion.cluster.ballots import NOTHING, Command
 from dandelion.cluster.blob_source import BlobSource
-from dandelion.cluster.replication import GIVE_UP_NS
+from dandelion.cluster.rounds import GIVE_UP_NS
+from dandelion.cluster.snapshots import Snapshot
+from dandelion.cluster.staged_blobs import StagedBlobs
 from dandelion.data import Bytes
 from dandelion.errors import (
     CatalogUnavailable,
@@ -48,11 +57,21 @@ CHANGE_LIMIT_BYTES = 32 << 20
 """Of the records of one registration; it is a message to other nodes and a record of the log."""
 BLOBS_LIMIT_BYTES = 4 << 30
 """Of blobs of registrations that are not carried out yet."""
-STAGED_LIMIT_BYTES = 1 << 30
-"""Of blobs of registrations of other nodes; those of the oldest are dropped beyond that, since they
-may never be chosen. If they are, their code is fetched again."""
 _MARGIN_S = 25.0
 """How much longer than the vote it may take to carry out a command."""
+
+
+class Unreadable(Exception):
+    """A command of the log that this version cannot carry out; `error` says so to callers."""
+
+    def __init__(self, place: int, command: Command, reason: str) -> None:
+        super().__init__(reason)
+        self.error = CatalogUnavailable(
+            "cluster",
+            f"change {place} of the catalogue ('{command.kind[:80]}' by {command.origin[:255]}) "
+            f"cannot be read by this version, so this node does not follow: {reason[:500]}",
+            "install the newest version that a node of the cluster has, and start this node again",
+        )
 
 
 class Registration(msgspec.Struct, frozen=True, array_like=True):
@@ -81,14 +100,19 @@ class ClusterCatalog(Catalog):
         own: where this node keeps records and blobs; it is closed with this.
         me: name of the node.
         source: blobs of other nodes.
+        staged: blobs of commands that are not carried out yet.
 
     Attributes:
         propose: called from any thread with a command to be chosen; the cluster sets it.
         refuse_on_loop: raises if the calling thread must not wait; the cluster sets it.
         removed: called in a thread with records that were removed.
+        blocked: why this node carries out no more commands.
+        offered: parts of a snapshot, for other nodes.
     """
 
-    def __init__(self, own: Catalog, me: str, source: BlobSource) -> None:
+    def __init__(
+        self, own: Catalog, me: str, source: BlobSource, staged: StagedBlobs | None = None
+    ) -> None:
         self.own = own
         self.propose: Callable[[Command], None] | None = None
         self.refuse_on_loop: Callable[[], None] = lambda: None
@@ -99,7 +123,9 @@ class ClusterCatalog(Catalog):
         self._count = itertools.count(1)
         self._waiting: dict[str, Future[Outcome]] = {}
         self._blobs: dict[str, Mapping[Digest, Bytes]] = {}  # of registrations of this node
-        self._staged: dict[str, Mapping[Digest, Bytes]] = {}  # of those that it votes about
+        self.staged = StagedBlobs(None) if staged is None else staged
+        self.blocked: CatalogUnavailable | None = None
+        self.offered: Mapping[Digest, Bytes] = {}
         self._lock = threading.Lock()
 
     @property
@@ -141,6 +167,7 @@ class ClusterCatalog(Catalog):
             DandelionError: it was refused.
         """
         self.refuse_on_loop()
+        self.check_current()
         if len(content) > CHANGE_LIMIT_BYTES:
             raise TooLarge("the records of a registration", len(content), CHANGE_LIMIT_BYTES)
         propose = self.propose
@@ -166,24 +193,51 @@ class ClusterCatalog(Catalog):
             raise found
         return found
 
-    def stage(self, command: Command) -> None:
-        """Fetch the blobs of a command before it is accepted here; in a thread.
+    def check_current(self) -> None:
+        """Refuse what needs a catalogue that is not behind for ever.
+
+        Raises:
+            CatalogUnavailable: this node cannot carry out what was chosen.
+        """
+        if self.blocked is not None:
+            raise self.blocked.with_traceback(None)
+
+    def block(self, error: CatalogUnavailable) -> None:
+        """Carry out nothing any more. From any thread."""
+        self.blocked = error
+        with self._lock:
+            waiting = list(self._waiting)
+        for id_ in waiting:
+            self._settle(id_, error)
+
+    def keeps_blobs(self, place: int, command: Command, is_current: bool) -> bool:
+        """Keep the blobs of a command that are here, until one at its place is carried out.
+
+        Args:
+            place: of the command, the next one.
+            command: that this node is to vote for.
+            is_current: all commands before it are carried out. Else one of them may remove a blob
+                that is in the catalogue now.
+
+        Returns:
+            Whether these are all that it needs; else `stage` is to be called.
+        """
+        digests = [Digest(digest) for digest in command.blobs]
+        self.staged.use(place, command.id, digests)
+        return all(d in self.staged or (is_current and self.own.has_blob(d)) for d in digests)
+
+    def stage(self, place: int, id_: str, blobs: Iterable[str]) -> None:
+        """Store blobs of a command before it is accepted here; in a thread.
 
         Raises:
             NodeLost: a blob cannot be had.
+            OSError: it cannot be stored.
         """
-        missing = [d for d in map(Digest, command.blobs) if self.lacks(d)]
-        blobs = {digest: self._source.blob(digest) for digest in missing}
-        if not blobs:
-            return
-        with self._lock:
-            self._staged[command.id] = {**self._staged.pop(command.id, {}), **blobs}
-            while len(self._staged) > 1 and _total(self._staged) > STAGED_LIMIT_BYTES:
-                del self._staged[next(iter(self._staged))]
-
-    def lacks(self, digest: Digest) -> bool:
-        """Tell whether a blob is neither stored here nor held for a registration."""
-        return not self.own.has_blob(digest) and self.held(digest) is None
+        digests = [Digest(digest) for digest in blobs]
+        self.staged.use(place, id_, digests)
+        for digest in digests:
+            if digest not in self.staged:
+                self.staged.add(digest, self.blob(digest))
 
     def failed(self, id_: str, error: DandelionError) -> None:
         """A command of this node was not acknowledged. From any thread."""
@@ -195,20 +249,27 @@ class ClusterCatalog(Catalog):
         if waiting is not None and not waiting.done():
             waiting.set_result(outcome)
 
-    def carry_out(self, command: Command) -> None:
+    def carry_out(self, place: int, command: Command) -> None:
         """Carry out a command that was chosen; in a thread, one after the other.
 
         Raises:
+            Unreadable: it is of a newer version.
             DandelionError: this node cannot, for another reason than that it is refused.
         """
+        outcome: Outcome
         try:
             if command.kind == REGISTER:
-                outcome: Outcome = self._carry_out_registration(command)
-            else:
-                removal = msgspec.msgpack.decode(command.content, type=Removal)
-                kind = KINDS[removal.kind]
-                outcome = self.own.remove(kind, removal.name, removal.version)
+                outcome = self._carry_out_registration(place, command)
+            elif command.kind == REMOVE:
+                removal = _read(place, command, Removal)
+                if removal.kind not in KINDS:
+                    raise Unreadable(place, command, f"unknown kind '{removal.kind[:80]}'")
+                outcome = self.own.remove(KINDS[removal.kind], removal.name, removal.version)
                 self.removed(outcome)
+            elif command.kind == NOTHING:
+                outcome = []
+            else:
+                raise Unreadable(place, command, "unknown change")
         except DandelionError as error:
             if error.status >= 500:
                 self._settle(command.id, error)
@@ -216,15 +277,18 @@ class ClusterCatalog(Catalog):
             outcome = error
         with self._lock:
             self._blobs.pop(command.id, None)
-            staged, self._staged = self._staged, {}
-            for id_, blobs in staged.items():  # an earlier attempt may have had the same
-                rest = {d: data for d, data in blobs.items() if not self.own.has_blob(d)}
-                if rest and id_ != command.id:
-                    self._staged[id_] = rest
         self._settle(command.id, outcome)
 
-    def _carry_out_registration(self, command: Command) -> list[Record]:
-        records = msgspec.msgpack.decode(command.content, type=Registration)
+    def take_over(self, snapshot: Snapshot) -> None:
+        """Replace everything by the state of another node; its blobs are here or staged.
+
+        Raises:
+            DandelionError: this node cannot.
+        """
+        self.removed(self.own.restore(snapshot.state, self.staged))
+
+    def _carry_out_registration(self, place: int, command: Command) -> list[Record]:
+        records = _read(place, command, Registration)
         missing = [d for d in map(Digest, command.blobs) if not self.own.has_blob(d)]
         try:
             blobs = {digest: self.blob(digest) for digest in missing}
@@ -263,8 +327,13 @@ class ClusterCatalog(Catalog):
     def held(self, digest: Digest) -> Bytes | None:
         """Give a blob of a registration that is not carried out yet."""
         with self._lock:
-            held = (*self._blobs.values(), *self._staged.values())
-            return next((some[digest] for some in held if digest in some), None)
+            for some in (*self._blobs.values(), self.offered):
+                if digest in some:
+                    return some[digest]
+        try:
+            return self.staged[digest]
+        except Unknown:
+            return None
 
     def blob_bytes(self, digest: Digest) -> int:
         return self.own.blob_bytes(digest) or self._source.size(digest)
@@ -281,6 +350,16 @@ class ClusterCatalog(Catalog):
 
     def close(self) -> None:
         self.own.close()
+
+
+_T = TypeVar("_T")
+
+
+def _read(place: int, command: Command, kind: type[_T]) -> _T:
+    try:
+        return msgspec.msgpack.decode(command.content, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Unreadable(place, command, str(error)) from None
 
 
 def unacknowledged(reason: str) -> CatalogUnavailable:

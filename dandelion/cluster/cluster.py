@@ -34,8 +34,8 @@ from dandelion.cluster.executor import RemoteEngines
 from dandelion.cluster.handshake import BadPeer
 from dandelion.cluster.kept_keeper import KeptKeeper
 from dandelion.cluster.link import OutLink
-from dandelion.cluster.log_driver import LogDriver
 from dandelion.cluster.log_file import LogFile
+from dandelion.cluster.log_parts import CatalogLog, LogParts
 from dandelion.cluster.membership import DEAD_NS, Beat, Connect, Lost, Membership, Renew
 from dandelion.cluster.messages import Ballot, Done, Failed, Pong
 from dandelion.cluster.node_side import NodeSide
@@ -45,7 +45,9 @@ from dandelion.cluster.replication import Replica
 from dandelion.cluster.serving import InLink
 from dandelion.cluster.settings import ClusterSettings
 from dandelion.cluster.shares import UsedElsewhere
+from dandelion.cluster.staged_blobs import StagedBlobs
 from dandelion.cluster.status import members_of
+from dandelion.cluster.store_driver import StoreDriver
 from dandelion.data import Bytes
 from dandelion.errors import CatalogUnavailable, InvalidInput
 from dandelion.executors import to_dandelion_error
@@ -74,6 +76,10 @@ class Cluster(NodeSide, Departure):
         InvalidInput: the address cannot be listened on, TLS cannot be used, or there are no voters.
     """
 
+    _log: CatalogLog
+    _log_parts: LogParts
+    _door: Door
+
     def __init__(self, settings: ClusterSettings, discovery: Discovery | None = None) -> None:
         self._settings = settings
         self._discovery = discovery
@@ -85,25 +91,31 @@ class Cluster(NodeSide, Departure):
         others = [peer for peer in settings.peers if peer != self.name]
         self.incarnation = time.time_ns()
         self.voters = tuple(sorted(set(settings.peers))) or (self.name,)
-        if discovery is not None and not settings.peers:
+        known = self.voters
+        if settings.store:  # all nodes name the same, and need not name the same peers
+            self.voters = (f"store {settings.store}",)
+        if discovery is not None and not settings.peers and not settings.store:
             self._socket.close()
             hint = "give the same addresses to all nodes with --peers: they vote on its changes"
             raise InvalidInput("peers", "no node keeps the catalogue", hint)
-        self._membership = Membership(self.name, others, self.voters)
+        self._membership = Membership(self.name, others, known)
         self._placement = Placement(self.name)
         self._links: dict[str, OutLink] = {}
         self._in_links: dict[str, InLink] = {}
         self._round_trips: dict[str, int] = {}
         self._used = UsedElsewhere()
+        self._reasons: dict[str, str] = {}  # why others cannot be reached
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._draining = self._left = False
         self._sent = self._lost = self._served = self._sent_bytes = self._received_bytes = 0
         self._has_majority = threading.Event()
         self.thread = self._wanted = 0
-        self._kept = KeptKeeper(self.name, self.voters, self._membership, self._links, self._spawn)
+        keepers = (self.name,) if settings.store else self.voters
+        self._kept = KeptKeeper(self.name, keepers, self._membership, self._links, self._spawn)
         self.elsewhere = self._kept.elsewhere
-        self._file: LogFile | None = None
+        self._to_close: list[Callable[[], None]] = []
+        self._listens = False
 
     # --- the node's side --------------------------------------------------------------------------
 
@@ -118,9 +130,11 @@ class Cluster(NodeSide, Departure):
         self._post = post
         scheme, _, path = url.partition(":")
         folder = Path(path).expanduser() if scheme != "memory" else None
-        self._file = LogFile(folder, bool(catalog.records()))
+        self._log_parts = LogParts(self._settings, folder, bool(catalog.records()))
+        self._to_close = [self._log_parts.close]
         self.source = BlobSource(post)
-        self.catalog = ClusterCatalog(catalog, self.name, self.source)
+        staged = StagedBlobs(folder)
+        self.catalog = ClusterCatalog(catalog, self.name, self.source, staged)
         return self.catalog
 
     def wrap_store(self, store: KeptStore) -> KeptStore:
@@ -133,20 +147,23 @@ class Cluster(NodeSide, Departure):
         self.parts, self.around = parts, parts.around
         self.catalog.removed = parts.removed
         self.catalog.refuse_on_loop = self._refuse_on_loop
-        self.catalog.propose = lambda command: self._post(partial(self._propose, command))
-        assert self._file is not None, "the node has wrapped its catalogue"
-        replica = Replica(self.name, self.voters, self.incarnation, self._file.saved)
-        self._log = LogDriver(
-            replica, self._file, self.catalog, self.source, self._post, self._send_ballot
+        self._log = self._log_parts.driver(
+            self._replica, self.catalog, self.source, self._post, self._send_ballot
         )
+        self._to_close = [self._log.close]
+        self.catalog.propose = lambda command: self._post(partial(self._propose, command))
         self._engines = RemoteEngines(parts.runtime, self.around, self._placement, self._links)
         self._kept.start(parts.kept)
         self._door = Door(self._settings, self, self, self._exchange)
         self._spawn(self._door.listen(self._socket))
+        self._listens = True
         if self._discovery is not None:
             resources = {group.backend: group.engines for group in self.load(0).groups}
             self._discovery.start(self.name, resources, self._found, lambda: self._wanted)
         self._tick()
+
+    def _replica(self, file: LogFile) -> Replica:
+        return Replica(self.name, self.voters, self.incarnation, file.saved)
 
     def _found(self, name: str) -> None:
         """Discovery found a node; from any thread."""
@@ -163,7 +180,10 @@ class Cluster(NodeSide, Departure):
 
     def check_acknowledges(self) -> None:
         """See `ClusterPart.check_acknowledges`."""
-        if not self._has_majority.is_set():
+        self.catalog.check_current()
+        if isinstance(self._log, StoreDriver):
+            self._log.check()
+        elif not self._has_majority.is_set():
             raise CatalogUnavailable(
                 "cluster",
                 "this node sees only a minority of the nodes, so it acknowledges nothing",
@@ -186,8 +206,10 @@ class Cluster(NodeSide, Departure):
         return ClusterInfo(
             self.name,
             members,
-            self._membership.has_majority,
-            len(self._log.replica.log),
+            self._log.problem is None
+            if isinstance(self._log, StoreDriver)
+            else self._membership.has_majority,
+            self._log.length,
             self._sent,
             self._served + sum([link.count for link in self._in_links.values()]),
             self._lost,
@@ -195,18 +217,29 @@ class Cluster(NodeSide, Departure):
             self._received_bytes + sum([end.received_bytes for end in ends]),
             self._kept.copies,
             self._kept.taken_over,
+            self._problem(),
         )
+
+    def _problem(self) -> str:
+        of_store = self._log.problem if isinstance(self._log, StoreDriver) else None
+        problem = self.catalog.blocked or of_store
+        return "" if problem is None else str(problem)
 
     # --- time and members -------------------------------------------------------------------------
 
     def _tick(self) -> None:
         self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
         now_ns = time.monotonic_ns()
+        for name, link in list(self._links.items()):
+            if link.is_moving(now_ns):
+                self._membership.moving(name, now_ns)
         self._membership.tick(now_ns)
         self._act()
-        for link in list(self._in_links.values()):
-            if now_ns - link.heard_ns > SILENT_NS:
-                link.close("it sent no heartbeat")
+        for end in list(self._in_links.values()):
+            if end.is_moving(now_ns):
+                end.heard_ns = now_ns
+            elif now_ns - end.heard_ns > SILENT_NS:
+                end.close("it sent no heartbeat")
         self._log.tick()
         self._kept.tick(now_ns / 1e9)
         self._wanted = self._placement.wanted(self.load(0)) if self._discovery else 0
@@ -262,8 +295,10 @@ class Cluster(NodeSide, Departure):
             link, incarnation, load = await self._door.open(name)
         except (OSError, TimeoutError, BadPeer, InvalidInput, UnicodeError) as error:
             member = self._membership.members.get(name)
-            if member is not None and not member.failures:
-                log.warning("node %s cannot be reached: %s", name, error or "it does not answer")
+            reason = str(error) or "it does not answer"
+            if member is not None and self._reasons.get(name) != reason:
+                self._reasons[name] = reason
+                log.warning("node %s cannot be reached: %s", name, reason)
             self._membership.failed(name, time.monotonic_ns())
             self._act()
             return
@@ -271,6 +306,7 @@ class Cluster(NodeSide, Departure):
             link.close("it is not a member")
             return
         self._links[name] = link
+        self._reasons.pop(name, None)
         link.on_pong = partial(self._pong, name)
         link.on_load = partial(self._answered, name)
         link.on_leave = partial(self.left, name)
@@ -351,7 +387,7 @@ class Cluster(NodeSide, Departure):
     # --- the catalogue ----------------------------------------------------------------------------
 
     def _propose(self, command: Command) -> None:
-        if self._membership.has_majority:
+        if isinstance(self._log, StoreDriver) or self._membership.has_majority:
             self._log.propose(command)
         else:
             reason = "this node sees only a minority of the nodes"
@@ -372,7 +408,7 @@ class Cluster(NodeSide, Departure):
 
     def registered(self) -> int:
         """See `Host`."""
-        return len(self._log.replica.log)
+        return self._log.length
 
     def members(self) -> tuple[str, ...]:
         """See `Host`."""

@@ -66,6 +66,7 @@ class ControlEnd:
         self._wanted: dict[int, Callable[[Bytes | None], None]] = {}
         self._serving_blobs = 0
         self._number = 0
+        self._seen_bytes = 0
         self.closed = False
 
     @property
@@ -96,6 +97,20 @@ class ControlEnd:
             done(None)
         self._closed(reason)
         self._hub.ended(self, reason)
+
+    def is_moving(self, now_ns: int) -> bool:
+        """Look after both connections; called now and then. A stalled link is ended.
+
+        Returns:
+            Whether something moved on the one for control since the last time: a part of a large
+            message is a sign of life, too.
+        """
+        stalled = self.exchange.stalled(now_ns)
+        if stalled:
+            self.close(stalled)
+            return False
+        seen, self._seen_bytes = self._seen_bytes, self.control.received_bytes
+        return self.control.is_moving(now_ns) or self._seen_bytes != seen
 
     def _closed(self, reason: str) -> None:
         """Give up what was under way."""

@@ -15,8 +15,6 @@ from dandelion.cluster.control_end import ControlEnd
 from dandelion.cluster.discovery import Discovery
 from dandelion.cluster.doors import Door
 from dandelion.cluster.link import OutLink
-from dandelion.cluster.log_driver import LogDriver
-from dandelion.cluster.log_file import LogFile
 from dandelion.cluster.placement import Placement
 from dandelion.cluster.serving import InLink
 
@@ -31,10 +29,8 @@ class Departure:
 
     thread: int
     _socket: socket.socket
-    _file: LogFile | None
     _discovery: Discovery | None
     _post: Callable[[Callable[[], None]], None]
-    _log: LogDriver
     _door: Door
     _placement: Placement
     _links: dict[str, OutLink]
@@ -42,23 +38,34 @@ class Departure:
     _tasks: set[asyncio.Task[None]]
     _ticker: asyncio.TimerHandle | None
     _draining: bool
+    _to_close: list[Callable[[], None]]
+    _listens: bool
     _left: bool
 
     def close(self) -> None:
         """See `ClusterPart.close`."""
-        if not self.thread:
-            self._socket.close()
-            if self._file is not None:
-                self._file.close()
-            return
-        if self._discovery is not None:
-            self._discovery.close()
+        try:
+            if self._discovery is not None and self.thread:
+                self._discovery.close()
+            if self.thread:
+                self._leave_in_time()
+        finally:
+            if not self._listens:
+                self._socket.close()
+            for close in self._to_close:
+                close()
+
+    def _leave_in_time(self) -> None:
+        """End all links, if the node's loop works; else they end when it goes on."""
         self._post(self._drain)
         deadline = time.monotonic() + DRAIN_S
-        while time.monotonic() < deadline:
+        while (left_s := deadline - time.monotonic()) > 0:
             idle: Future[bool] = Future()
             self._post(lambda idle=idle: idle.set_result(self._is_idle()))  # type: ignore[misc]
-            if idle.result(DRAIN_S):
+            try:
+                if idle.result(left_s):
+                    break
+            except Late:
                 break
             time.sleep(0.02)  # not on the loop; calls of others end meanwhile
         ended: Future[None] = Future()
@@ -66,8 +73,7 @@ class Departure:
         try:
             ended.result(DRAIN_S)
         except Late:
-            log.error("the cluster was not left in time")
-        self._log.close()
+            log.error("the cluster was not left in time: the node's loop does not go on")
 
     def _drain(self) -> None:
         self._draining = True
@@ -82,7 +88,8 @@ class Departure:
         self._left = True
         if self._ticker is not None:
             self._ticker.cancel()
-        self._door.close()
+        if self._listens:
+            self._door.close()
         for task in list(self._tasks):
             task.cancel()
         self._ending = asyncio.get_running_loop().create_task(self._end(ended))
@@ -94,5 +101,6 @@ class Departure:
             link.leave()
         for end in [*self._links.values(), *self._in_links.values()]:
             end.close("this node shuts down", politely=True)
-        await self._door.wait_closed()
+        if self._listens:
+            await self._door.wait_closed()
         ended.set_result(None)

@@ -94,6 +94,8 @@ class Door:
         self._links: dict[tuple[str, int], InLink] = {}
         self._count = 0
         self._open: set[Frames] = set()
+        if self._accepting is not None:
+            self._accepting.sslobject_class = ReportingTls
 
     # --- accepting --------------------------------------------------------------------------------
 
@@ -269,13 +271,47 @@ class Door:
             await loop.create_connection(lambda: frames, host, port, ssl=self._opening)
             return frames, await welcomed
         except ssl.SSLError as error:
-            raise BadPeer(f"TLS: {error}") from None
+            raise BadPeer(tls_reason(error)) from None
+        except (BadPeer, ConnectionError) as error:
+            if (
+                self._opening is None
+                or frames.is_proved
+                or isinstance(error, ConnectionRefusedError)
+            ):
+                raise
+            hint = "it may refuse this node's certificate, or have none; its log says why"
+            raise BadPeer(f"{str(error) or 'the connection was closed'}; {hint}") from None
         finally:
             if not welcomed.done() or welcomed.cancelled():
                 frames.close("it was not needed")
             elif welcomed.exception() is not None:
                 with contextlib.suppress(BadPeer):
                     welcomed.result()
+
+
+class ReportingTls(ssl.SSLObject):
+    """Tells why TLS could not begin on a connection that is accepted: the loop would not."""
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            log.warning("a connection was not accepted: %s", tls_reason(error))
+            raise
+
+
+def tls_reason(error: Exception) -> str:
+    """Tell why TLS could not begin, in words."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS: the certificate of the other node is refused: {error.verify_message}"
+    if "PEER_DID_NOT_RETURN_A_CERTIFICATE" in text:
+        return "TLS: the other node shows no certificate"
+    if "WRONG_VERSION" in text or "HTTP_REQUEST" in text or "UNEXPECTED_MESSAGE" in text:
+        return "TLS: the other node does not speak TLS; give it certificates, too"
+    return f"TLS: {text}"
 
 
 def _no_data(message: Message, size: int) -> memoryview:

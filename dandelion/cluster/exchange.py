@@ -41,7 +41,9 @@ WINDOW = 4
 """How many pieces are asked for at a time."""
 INLINE_ACQUIRE_BYTES = 512 * 1024
 """A larger context is acquired in a thread, since memory may have to be zeroed for it."""
-FETCHES_LIMIT = 65536
+FETCHES_LIMIT = 2 * 65536
+STALL_NS = 10_000_000_000
+"""After so long without a byte of the pieces that were asked for, the connection is given up."""
 
 Fetched = dict[int, memoryview]
 """Regions of the other side, read-only, by number."""
@@ -109,6 +111,7 @@ class Exchange:
         self._copies: list[_Copy] = []  # address, size, region; by address
         self._dropped: deque[_Copy] = deque()
         self._closed = False
+        self._progress = (0, 0)  # bytes that had arrived, and when these became more
         self._moved_bytes = (0, 0)
 
     @property
@@ -231,6 +234,22 @@ class Exchange:
                 self._queue.popleft()
             self._outstanding += 1
             self._frames.send(Pull(transfer.number, transfer.region.region, offset, size))
+
+    def stalled(self, now_ns: int) -> str:
+        """Tell why this connection is to be given up; empty if it is not. Called now and then.
+
+        The other one may work all the time, as behind a firewall that has forgotten this one.
+        """
+        frames = self._frames
+        if frames is None:
+            return ""
+        frames.is_moving(now_ns)
+        count, since_ns = self._progress
+        if not self._outstanding or frames.received_bytes != count or not since_ns:
+            self._progress = (frames.received_bytes, now_ns)
+        elif now_ns - since_ns > STALL_NS:
+            return f"data that was asked for has not come for {STALL_NS / 1e9:.0f} s"
+        return ""
 
     def _give_up(self, transfer: _Transfer, error: DandelionError) -> None:
         """A region cannot be had. Pieces that are on their way are dropped when they come."""

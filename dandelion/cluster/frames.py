@@ -4,6 +4,11 @@ A frame is 8 bytes (length of the message, length of the data, both little-endia
 the data. What arrives is read into a small buffer; the data of a frame is read straight into the
 memory that the receiver chose for it (`Frames.sink`), except for what came with the message.
 
+What the transport does not take waits here (`_Waiting`): heartbeats first, then the rest in order.
+So the queue is no deeper than one frame where it matters, and calls of any size may follow each
+other. A peer that takes nothing for `STALL_NS` is given up, and so is one that makes this end queue
+more than `QUEUE_LIMIT_BYTES` of answers that it asked for.
+
 A peer that breaks the rules gets its connection ended. Nothing that it sends is larger in memory
 than the limits in `messages`, and no frame is read before the peer has proved its membership.
 """
@@ -13,7 +18,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 import msgspec
@@ -32,11 +39,23 @@ from dandelion.errors import TooLarge
 _HEAD = struct.Struct("<II")
 _BUFFER_BYTES = 64 * 1024
 QUEUE_LIMIT_BYTES = 64 << 20
-"""A peer that makes us queue more than this, and reads nothing, is broken."""
+"""A peer that asks for more than this, and reads nothing, is broken."""
+HIGH_WATER_BYTES = 1 << 20
+"""The transport takes no further frame while it has more than this."""
+STALL_NS = 10_000_000_000
+"""After so long without any progress a connection on which something waits is given up."""
 SMALL_BYTES = 4096
 """So much data is put into one buffer with its message, which costs less than a second one."""
 
 log = logging.getLogger("dandelion.cluster")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    """A frame that the transport has not taken; `counted` bytes are in the limit."""
+
+    buffers: list[Bytes]
+    counted: int
 
 
 class Frames(asyncio.BufferedProtocol):
@@ -71,11 +90,18 @@ class Frames(asyncio.BufferedProtocol):
         self.received: Callable[[Message, memoryview | None], None] = _ignored
         self.lost: Callable[[str], None] = lambda reason: None
         self.sent_bytes = self.received_bytes = 0
+        self._paused = False
+        self._urgent: deque[_Waiting] = deque()
+        self._queue: deque[_Waiting] = deque()
+        self._queued_bytes = 0
+        self._left_bytes = 0  # what the transport had when progress was looked at
+        self._moved_ns = 0
 
     # --- the transport's side -----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         self._open.add(self)
         if self._reason:
             self._transport.abort()
@@ -89,9 +115,22 @@ class Frames(asyncio.BufferedProtocol):
         self._transport = None
         self._open.discard(self)
         self._data = self._message = None
+        self._queue.clear()
+        self._urgent.clear()
         lost, self.lost = self.lost, lambda reason: None
         self.proved, self.received, self.sink = _nothing, _ignored, _heap
         lost(self._reason or str(error or "the connection was closed"))
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._moved_ns = 0
+        while not self._paused and (self._urgent or self._queue):
+            waiting = (self._urgent or self._queue).popleft()
+            self._queued_bytes -= waiting.counted
+            self._write(waiting.buffers)
 
     def get_buffer(self, size_hint: int) -> memoryview:
         if self._data is not None:
@@ -195,14 +234,25 @@ class Frames(asyncio.BufferedProtocol):
 
     # --- writing --------------------------------------------------------------------------------
 
-    def send(self, message: Message, pieces: list[Bytes] | None = None) -> None:
+    def send(
+        self,
+        message: Message,
+        pieces: list[Bytes] | None = None,
+        urgent: bool = False,
+        limited: bool = True,
+    ) -> None:
         """Send a message, and perhaps data. The data must not change afterwards.
+
+        Args:
+            message: what to send.
+            pieces: the data.
+            urgent: it does not wait for other messages that wait.
+            limited: the peer makes this end send it, so it counts against `QUEUE_LIMIT_BYTES`.
 
         Raises:
             TooLarge: the message exceeds `CONTROL_LIMIT_BYTES`; nothing was sent.
         """
-        transport = self._transport
-        if transport is None:
+        if self._transport is None:
             return
         body = encode(message)
         size = sum([len(p) if isinstance(p, bytes) else p.nbytes for p in pieces or ()])
@@ -210,16 +260,41 @@ class Frames(asyncio.BufferedProtocol):
             raise TooLarge("a message to another node", len(body), CONTROL_LIMIT_BYTES)
         head = _HEAD.pack(len(body), size) + body
         self.sent_bytes += len(head) + size
-        if not pieces:
-            transport.write(head)
-        elif size <= SMALL_BYTES:
-            transport.write(b"".join((head, *pieces)))
-        else:
-            transport.write(head)
-            for piece in pieces:
-                transport.write(piece)
-        if transport.get_write_buffer_size() > QUEUE_LIMIT_BYTES:
+        buffers: list[Bytes] = [head, *(pieces or ())]
+        if pieces and size <= SMALL_BYTES:
+            buffers = [b"".join(buffers)]
+        if not self._paused:
+            self._write(buffers)
+            return
+        counted = len(head) + size if limited else 0
+        (self._urgent if urgent else self._queue).append(_Waiting(buffers, counted))
+        self._queued_bytes += counted
+        if self._queued_bytes > QUEUE_LIMIT_BYTES:
             self.close("it reads too slowly")
+
+    def _write(self, buffers: list[Bytes]) -> None:
+        transport = self._transport
+        if transport is not None:
+            for buffer in buffers:
+                transport.write(buffer)
+
+    def is_moving(self, now_ns: int) -> bool:
+        """Look whether the peer takes what waits; called now and then. A stalled one is given up.
+
+        Returns:
+            Whether it took something since the last time.
+        """
+        transport = self._transport
+        if transport is None or not self._paused:
+            self._moved_ns = 0
+            return False
+        left = transport.get_write_buffer_size()
+        moved, self._left_bytes = left != self._left_bytes, left
+        if moved or not self._moved_ns:
+            self._moved_ns = now_ns
+        elif now_ns - self._moved_ns > STALL_NS:
+            self.close(f"it has read nothing for {STALL_NS / 1e9:.0f} s")
+        return moved
 
     @property
     def is_open(self) -> bool:
@@ -247,6 +322,10 @@ class Frames(asyncio.BufferedProtocol):
         if transport is None:
             return
         if politely:
+            for waiting in (*self._urgent, *self._queue):
+                self._write(waiting.buffers)
+            self._urgent.clear()
+            self._queue.clear()
             transport.close()
         else:
             transport.abort()

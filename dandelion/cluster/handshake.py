@@ -62,6 +62,8 @@ class Handshake:
             BadPeer: the other end is no member of this cluster.
         """
         if not self._theirs:
+            if data.startswith(b"\x16\x03"):
+                raise BadPeer("it speaks TLS, and this node has no certificates")
             if not data.startswith(MAGIC):
                 raise BadPeer("it is no node of this version")
             self._theirs = data[len(MAGIC) :]

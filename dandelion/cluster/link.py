@@ -37,6 +37,8 @@ from dandelion.function import FusedFunction
 from dandelion.scheduler import CallState, Flow
 
 LEAST_DEADLINE_S = 0.001
+PINGS_LIMIT = 16
+"""Of heartbeats that are not answered."""
 
 log = logging.getLogger("dandelion.cluster")
 
@@ -87,11 +89,12 @@ class OutLink(ControlEnd):
 
     def ping(self) -> None:
         """Send a heartbeat."""
+        self.exchange.tidy()
+        if len(self._pings) >= PINGS_LIMIT:
+            return  # they wait behind a large message
         self._ping += 1
         self._pings[self._ping] = time.monotonic_ns()
-        self._pings.pop(self._ping - 64, None)
-        self.control.send(Ping(self._ping))
-        self.exchange.tidy()
+        self.control.send(Ping(self._ping), urgent=True)
 
     def leave(self) -> None:
         """Tell that this node shuts down."""
@@ -104,6 +107,7 @@ class OutLink(ControlEnd):
 
         Raises:
             TooLarge: it has too many items; it was not sent.
+            TooMany: too many regions are held for other calls; it was not sent.
         """
         function = self._functions.get(call.flow)
         if function is None:
@@ -128,7 +132,7 @@ class OutLink(ControlEnd):
             run.attempt,
         )
         try:
-            self.control.send(message, packed.data)
+            self.control.send(message, packed.data, limited=False)
         except TooLarge:
             self._off(number, self._sent[number])
             raise

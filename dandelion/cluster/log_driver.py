@@ -1,9 +1,15 @@
 """Drives the log of the catalogue: stores votes, sends messages, carries out commands.
 
-`Replica` decides; this does what takes time, in the right order. Votes are stored in one thread
-before the messages that follow from them leave. Commands are carried out in another thread, one
-after the other; one that fails for a reason of this node alone, such as a full disk, is tried again
-until it succeeds, since the next ones build on it.
+`Replica` decides; this does what takes time, in the right order. Blobs of a command are stored
+before the vote for it, and votes in one thread before the messages that follow from them leave.
+Commands are carried out in another thread, one after the other; one that fails for a reason of this
+node alone, such as a full disk, is tried again until it succeeds, since the next ones build on it.
+
+When much of the log is carried out, what is stored of it is written anew without that. A node that
+lacks commands then gets a snapshot, which is made by the thread that carries out, and is fetched in
+parts like blobs. The node that gets it stores it, then goes on at its place of the log, then
+replaces its catalogue, in this order: after a kill between any two of these it goes on with what
+is stored.
 """
 
 from __future__ import annotations
@@ -13,7 +19,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import msgspec
@@ -23,19 +28,21 @@ from dandelion.cluster.ballots import (
     BallotMessage,
     Chosen,
     Command,
+    SnapshotAt,
     decode_ballot,
     encode_ballot,
 )
 from dandelion.cluster.blob_source import BlobPeer, BlobSource
-from dandelion.cluster.catalog import ClusterCatalog, unacknowledged
+from dandelion.cluster.catalog import ClusterCatalog, Unreadable, unacknowledged
 from dandelion.cluster.handshake import BadPeer
 from dandelion.cluster.log_file import LogFile
-from dandelion.cluster.replication import Changes, Replica
+from dandelion.cluster.log_threads import LogThreads, Workers
+from dandelion.cluster.replication import Replica
+from dandelion.cluster.rounds import Changes
+from dandelion.cluster.snapshot_transfer import AGAIN_S, SnapshotTransfer
 from dandelion.errors import DandelionError
 from dandelion.executors import to_dandelion_error
 from dandelion.function import Digest
-
-AGAIN_S = 0.5
 
 log = logging.getLogger("dandelion.cluster")
 
@@ -50,6 +57,8 @@ class LogDriver:
         source: fetches blobs.
         post: has something done on the loop; from any thread.
         send: sends an encoded message to another node, if there is a link.
+        threads: what takes time.
+        clock: gives nanoseconds.
     """
 
     def __init__(
@@ -60,6 +69,8 @@ class LogDriver:
         source: BlobSource,
         post: Callable[[Callable[[], None]], None],
         send: Callable[[str, bytes], None],
+        threads: Workers | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.replica = replica
         self._file = file
@@ -67,34 +78,69 @@ class LogDriver:
         self._source = source
         self._post = post
         self._send = send
+        self._clock = clock
         self._changes: deque[Changes] = deque()
         self._storing = self._stepping = False
-        self._store = ThreadPoolExecutor(1, "dandelion-log")
-        self._carry = ThreadPoolExecutor(1, "dandelion-catalogue")
-        self._stage = ThreadPoolExecutor(2, "dandelion-blobs")
+        self._threads = LogThreads() if threads is None else threads
         self._closing = threading.Event()
-        self._carried = file.applied
+        self._carried = file.applied  # written by one thread, read by all
         self._pending: dict[str, Command] = {}  # chosen, and not carried out here
-        for command in file.commands[file.applied :]:
-            self._submit(command)
+        self._snapshots = SnapshotTransfer(
+            file, catalog, source, self._threads, post, self._closing
+        )
+        self._snapshots.send = self._send_snapshot
+        self._snapshots.adopt = self._adopt
+        self._snapshots.carried = lambda: self._carried
+        self._snapshots.restored = self._restored
+        self._next = replica.length
+        self._resume()
+
+    def _resume(self) -> None:
+        """Carry out what was stored and not carried out."""
+        staged = self._catalog.staged
+        accepted = self.replica.accepted
+        if accepted is not None:
+            staged.use(self.replica.length, accepted.id, map(Digest, accepted.blobs))
+        if self._file.snapshot is not None:
+            place, content = self._file.snapshot
+            self._snapshots.resume(place, content)
+        for place, command in self._file.pending:
+            staged.use(place, command.id, map(Digest, command.blobs))
+            self._submit(place, command)
+        staged.sweep()
+
+    @property
+    def length(self) -> int:
+        """Number of the commands that were chosen and that this node knows."""
+        return self.replica.length
 
     def close(self) -> None:
         """Wait for what is being stored and carried out. Not on the loop."""
         self._closing.set()
-        for pool in (self._stage, self._store, self._carry):
-            pool.shutdown(cancel_futures=True)
+        self._source.close()
+        self._threads.shutdown()
         self._file.close()
 
     def propose(self, command: Command) -> None:
         """Have a command chosen."""
-        if not self.replica.propose(command, time.monotonic_ns()):
+        if not self.replica.propose(command, self._clock()):
             self._catalog.failed(command.id, unacknowledged("too many changes wait"))
         self._step()
 
     def tick(self) -> None:
         """Time has passed."""
-        self.replica.tick(time.monotonic_ns())
+        now_ns = self._clock()
+        self.replica.tick(now_ns)
+        self._snapshots.tick(now_ns)
+        if self._file.is_long or self.replica.tail.is_long:
+            self._compact()
         self._step()
+
+    def _compact(self) -> None:
+        """Keep less of the log, if the catalogue has carried out enough of it."""
+        carried, base = self._carried, self.replica.tail.base
+        if not self._storing and not self._changes and (carried > base or self._file.is_long):
+            self.replica.compact(carried)
 
     def heard_length(self, name: str, length: int) -> None:
         """Another node has so many commands."""
@@ -109,6 +155,7 @@ class LogDriver:
         self.replica.restarted(name)
         for command in list(self._pending.values()):
             self._announced(command, peer)
+        self._snapshots.linked(peer)
 
     def _announced(self, command: Command, peer: BlobPeer) -> None:
         self._source.announced({Digest(d): size for d, size in command.blobs.items()}, peer)
@@ -138,26 +185,44 @@ class LogDriver:
         if peer is not None:
             for command in commands:
                 self._announced(command, peer)
-        if isinstance(message, Accept) and any(
-            self._catalog.lacks(Digest(digest)) for digest in message.command.blobs
-        ):
-            self._stage.submit(self._staged, name, message)
-        else:
-            self._take(name, message)
+            if isinstance(message, SnapshotAt):
+                self._snapshots.announced(message, peer)
+        self._take(name, message)
 
-    def _staged(self, name: str, message: Accept) -> None:
-        """Fetch the blobs of a command, then vote; without them there is no vote. In a thread."""
+    def _take(self, name: str, message: BallotMessage) -> None:
+        if self._is_staged(name, message):
+            self.replica.received(name, message, self._clock())
+            self._step()
+
+    def _take_own(self, message: BallotMessage) -> None:
+        if self._is_staged(self.replica.me, message):
+            self.replica.received(self.replica.me, message, self._clock())
+            self._changes.append(self.replica.take())
+
+    def _is_staged(self, name: str, message: BallotMessage) -> bool:
+        """Tell whether a message can be taken now; else it is when blobs are stored here."""
+        if not isinstance(message, Accept) or not message.command.blobs:
+            return True
+        place, command = message.place, message.command
+        if place != self.replica.length or self._catalog.keeps_blobs(
+            place, command, self._carried == place
+        ):
+            return True
+        self._threads.stage(partial(self._stage, name, message))
+        return False
+
+    def _stage(self, name: str, message: Accept) -> None:
+        """Store the blobs of a command, then vote; without them there is no vote. In a thread."""
         try:
-            self._catalog.stage(message.command)
-        except DandelionError as error:
+            accepted = self.replica.accepted
+            keep = [message.command.id, "" if accepted is None else accepted.id]
+            self._catalog.staged.make_room(message.place, keep)
+            self._catalog.stage(message.place, message.command.id, message.command.blobs)
+        except (DandelionError, OSError) as error:
             if not self._closing.is_set():
                 log.warning("blobs of a registration cannot be had: %s", error)
             return
         self._post(partial(self._take, name, message))
-
-    def _take(self, name: str, message: BallotMessage) -> None:
-        self.replica.received(name, message, time.monotonic_ns())
-        self._step()
 
     def _step(self) -> None:
         self._changes.append(self.replica.take())
@@ -174,7 +239,7 @@ class LogDriver:
             changes = self._changes.popleft()
             if changes.saved and self._file.is_durable:
                 self._storing = True
-                self._store.submit(self._save, changes)
+                self._threads.store(partial(self._save, changes))
             else:
                 self._follow(changes)
 
@@ -182,7 +247,7 @@ class LogDriver:
         """Store votes; in a thread."""
         while not self._closing.is_set():
             try:
-                self._file.append(changes.saved)
+                (self._file.rewrite if changes.anew else self._file.append)(changes.saved)
             except OSError as error:
                 log.error("votes cannot be stored: %s", error)
                 self._closing.wait(AGAIN_S)
@@ -197,33 +262,60 @@ class LogDriver:
 
     def _follow(self, changes: Changes) -> None:
         """Do what follows from votes that are stored."""
+        if changes.adopted is not None:
+            self._next = changes.adopted
+            self._snapshots.adopted(changes.adopted)
         for command in changes.chosen:
-            self._submit(command)
+            self._submit(self._next, command)
+            self._next += 1
         for id_ in changes.failed:
             self._catalog.failed(id_, unacknowledged("no majority answered in time"))
+        for name in changes.behind:
+            self._snapshots.wanted(name, self.replica.tail.base)
+        if changes.offered is not None:
+            self._snapshots.fetch(changes.offered)
         for name, message in changes.sent:
             if name == self.replica.me:
-                self.replica.received(name, message, time.monotonic_ns())
-                self._changes.append(self.replica.take())
+                self._take_own(message)
             else:
                 self._send(name, encode_ballot(message))
 
-    def _submit(self, command: Command) -> None:
+    def _submit(self, place: int, command: Command) -> None:
         if not self._closing.is_set():
             self._pending[command.id] = command
-            self._carry.submit(self._carry_out, command)
+            self._threads.carry(partial(self._carry_out, place, command))
 
-    def _carry_out(self, command: Command) -> None:
+    def _carry_out(self, place: int, command: Command) -> None:
         """Carry out a command; in a thread."""
-        while not self._closing.is_set():
+        while not self._closing.is_set() and self._catalog.blocked is None:
             try:
-                self._catalog.carry_out(command)
+                self._catalog.carry_out(place, command)
+                self._file.carried_out(place + 1)
+            except Unreadable as unreadable:
+                log.critical("%s", unreadable.error)
+                self._catalog.block(unreadable.error)
+                return
             except Exception as error:
                 failure = to_dandelion_error(error, "the catalogue")
                 log.error("a change of the catalogue is tried again: %s", failure)
                 self._closing.wait(AGAIN_S)
                 continue
             self._pending.pop(command.id, None)
-            self._carried += 1
-            self._file.carried_out(self._carried)
+            self._catalog.staged.carried_out(place + 1)
+            self._carried = place + 1
             return
+
+    def _adopt(self, place: int) -> None:
+        """Go on behind a snapshot, if it is still ahead."""
+        if place > self.replica.length:
+            self.replica.restored(place)
+            self._step()
+        else:
+            self._snapshots.unneeded()
+
+    def _restored(self, place: int) -> None:
+        """A snapshot is taken over; in the thread that carries out."""
+        self._carried = place
+
+    def _send_snapshot(self, name: str, message: SnapshotAt) -> None:
+        self._send(name, encode_ballot(message))

@@ -200,6 +200,12 @@ class Membership:
             member.heard_ns = now_ns
             member.state = MemberState.DRAINING if draining else MemberState.ALIVE
 
+    def moving(self, name: str, now_ns: int) -> None:
+        """A large message to or from a member moves on, and heartbeats wait for it."""
+        member = self.members.get(name)
+        if member is not None and member.linked:
+            member.heard_ns = now_ns
+
     def joined(self, name: str, incarnation: int, now_ns: int) -> bool:
         """A member opened a link to this node. False if an old incarnation did: refuse it."""
         self.learned(name)

@@ -36,7 +36,7 @@ from dandelion.data import Origin
 from dandelion.errors import ErrorRecord
 from dandelion.function import Digest, FunctionSpec, FusedFunction
 
-VERSION = 1
+VERSION = 2
 """Of the protocol; nodes with different ones refuse each other."""
 CONTROL_LIMIT_BYTES = 64 << 20
 """Of the message of a frame."""

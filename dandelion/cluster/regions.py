@@ -19,9 +19,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dandelion.cluster.handshake import BadPeer
 from dandelion.cluster.messages import RegionSize
 from dandelion.data import Bytes
+from dandelion.errors import TooMany
 from dandelion.memory.context import address_of
 
 REGIONS_LIMIT = 65536
@@ -63,7 +63,11 @@ class Regions:
         return len(self._regions)
 
     def hold(self, pieces: Sequence[Bytes]) -> RegionSize:
-        """Hold memory until it is released."""
+        """Hold memory until it is released.
+
+        Raises:
+            TooMany: so many regions are held for calls already.
+        """
         views = [memoryview(piece).cast("B") for piece in pieces]
         starts, size = [], 0
         for view in views:
@@ -72,7 +76,7 @@ class Regions:
         return self._added(Region(views, starts, size))
 
     def export(self, data: Bytes) -> RegionSize:
-        """Hold memory for one more call; equal memory is one region."""
+        """Hold memory for one more call; equal memory is one region. Raises as `hold`."""
         view = memoryview(data).cast("B")
         key = (address_of(view), view.nbytes)
         number = self._exported.get(key)
@@ -97,8 +101,11 @@ class Regions:
         return gone
 
     def _added(self, region: Region) -> RegionSize:
+        if len(self._regions) >= REGIONS_LIMIT and self._kept:
+            self._drop(next(iter(self._kept)))
         if len(self._regions) >= REGIONS_LIMIT:
-            raise BadPeer(f"it holds {REGIONS_LIMIT} regions of this node")
+            count = REGIONS_LIMIT + 1
+            raise TooMany("a call on another node", "regions of memory", count, REGIONS_LIMIT)
         self._next += 1
         self._regions[self._next] = region
         return RegionSize(self._next, region.size)

@@ -34,7 +34,6 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from dandelion.cluster.ballots import (
     NO_BALLOT,
@@ -42,7 +41,6 @@ from dandelion.cluster.ballots import (
     Accept,
     Accepted,
     BallotMessage,
-    BallotNumber,
     CatchUp,
     Chosen,
     Command,
@@ -52,59 +50,21 @@ from dandelion.cluster.ballots import (
     Recover,
     Recovered,
     Saved,
+    SavedBase,
     SavedCommand,
     SavedVote,
+    SnapshotAt,
 )
-
-MS = 1_000_000
-PATIENCE_NS = 400 * MS
-"""After so long without a majority a proposer tries again."""
-ASK_NS = 100 * MS
-"""How often a voter that lost its memory asks the others."""
-GIVE_UP_NS = 5000 * MS
-"""After so long a proposal is not acknowledged. It may still be chosen later."""
-CATCH_UP = 64
-CATCH_UP_BYTES = 16 << 20
-"""So many commands, or of so many bytes, are sent at once to a node that lacks them."""
-PROPOSALS_LIMIT = 256
-
-
-@dataclass(slots=True)
-class Changes:
-    """What follows from events: carry it out in this order.
-
-    Attributes:
-        saved: to be stored before anything else, where it is stored at all.
-        sent: receivers and messages.
-        chosen: commands to be carried out, in order.
-        settled: ids of own proposals that are chosen.
-        failed: ids of own proposals that are not acknowledged.
-    """
-
-    saved: list[Saved] = field(default_factory=list)
-    sent: list[tuple[str, BallotMessage]] = field(default_factory=list)
-    chosen: list[Command] = field(default_factory=list)
-    settled: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Round:
-    """One attempt of a proposer at one place."""
-
-    place: int
-    ballot: BallotNumber
-    command: Command
-    promises: dict[str, Promise] = field(default_factory=dict)
-    accepted: set[str] = field(default_factory=set)
-    asked: Command | None = None
-    until_ns: int = 0
-
-
-@dataclass(slots=True)
-class _Proposal:
-    command: Command
-    until_ns: int
+from dandelion.cluster.log_tail import LogTail
+from dandelion.cluster.rounds import (
+    ASK_NS,
+    GIVE_UP_NS,
+    PATIENCE_NS,
+    PROPOSALS_LIMIT,
+    Changes,
+    Proposal,
+    Round,
+)
 
 
 class Replica:
@@ -117,7 +77,7 @@ class Replica:
         saved: what was stored before. Without a `SavedVote` in it the memory of a voter is lost.
 
     Attributes:
-        log: the commands that were chosen, all that this node knows.
+        tail: the end of the log: commands that were chosen.
         lost: it has lost its memory, and does not vote yet.
     """
 
@@ -126,12 +86,11 @@ class Replica:
     ) -> None:
         self.me = me
         self.voters = tuple(sorted(voters))
-        self.log: list[Command] = []
-        self._ids: set[str] = set()
+        self.tail = LogTail()
         self._promised = self._accepted = NO_BALLOT
         self._command: Command | None = None  # accepted for the next place
-        self._round: _Round | None = None
-        self._proposals: deque[_Proposal] = deque()
+        self._round: Round | None = None
+        self._proposals: deque[Proposal] = deque()
         self._highest = 0
         self._random = random.Random(f"{life} {me}")
         self._changes = Changes()
@@ -147,14 +106,18 @@ class Replica:
             self._load(one)
 
     def _load(self, one: Saved) -> None:
+        if isinstance(one, SavedBase):
+            if one.place > self.length:
+                self._begin_at(one.place)
+            return
         if isinstance(one, SavedCommand):
-            if one.place == len(self.log):
+            if one.place == self.length:
                 self._append(one.command)
             return
         self.lost = False
         if one.promised != NO_BALLOT:
             self._fresh = False
-        if one.place == len(self.log):
+        if one.place == self.length:
             self._promised, self._accepted, self._command = one.promised, one.accepted, one.command
             self._highest = max(self._highest, one.promised[0])
 
@@ -162,6 +125,16 @@ class Replica:
         """Take what follows from the events since the last time."""
         changes, self._changes = self._changes, Changes()
         return changes
+
+    @property
+    def length(self) -> int:
+        """Number of the commands that were chosen and that this node knows."""
+        return self.tail.length
+
+    @property
+    def accepted(self) -> Command | None:
+        """What this voter has accepted for the next place."""
+        return self._command
 
     @property
     def majority(self) -> int:
@@ -174,7 +147,7 @@ class Replica:
         """Have a command chosen; its id is in `settled` or `failed` later. False if it is full."""
         if len(self._proposals) >= PROPOSALS_LIMIT:
             return False
-        self._proposals.append(_Proposal(command, now_ns + GIVE_UP_NS))
+        self._proposals.append(Proposal(command, now_ns + GIVE_UP_NS))
         if self._round is None:
             self._begin(now_ns)
         return True
@@ -187,7 +160,7 @@ class Replica:
         if self.lost and now_ns >= self._retry_ns:
             self._retry_ns = now_ns + ASK_NS
             if self._floor is not None and not self._proposals:
-                number = len(self.log)
+                number = self.length
                 self.propose(Command(f"{self.me} {self._life} {number}", NOTHING, b""), now_ns)
             for name in self.voters:
                 if name != self.me:
@@ -197,8 +170,8 @@ class Replica:
 
     def heard_length(self, name: str, length: int) -> None:
         """Another node has so many commands."""
-        if length > len(self.log):
-            self._send(name, CatchUp(len(self.log)))
+        if length > self.length:
+            self._send(name, CatchUp(self.length))
 
     def restarted(self, name: str) -> None:
         """There is a new link to another node, which may have forgotten what it said."""
@@ -223,22 +196,54 @@ class Replica:
             self._learn(message, now_ns)
         elif isinstance(message, CatchUp):
             self._catch_up(name, message.place)
+        elif isinstance(message, SnapshotAt):
+            if message.place > self.length:
+                self._changes.offered = message
         elif isinstance(message, Recover):
             cleared = self._cleared.get(name) == message.number
-            lost, length, fresh = self.lost, len(self.log), self._fresh
+            lost, length, fresh = self.lost, self.length, self._fresh
             self._send(name, Recovered(message.number, lost, length, fresh, self._life, cleared))
         else:
             self._recover(name, message)
+
+    # --- what is kept ---------------------------------------------------------------------------
+
+    def compact(self, carried_out: int) -> None:
+        """Keep and store less of the log, since the catalogue has so many commands of it."""
+        self.tail.shorten(carried_out)
+        self._save_anew()
+
+    def restored(self, place: int) -> None:
+        """A snapshot of another node is stored, with all commands before a place."""
+        if place <= self.length:
+            return
+        self._begin_at(place)
+        self._changes.adopted = place
+        self._round = None
+        self._changes.failed += [one.command.id for one in self._proposals]
+        self._proposals.clear()
+        self._save_anew()
+        self._found()
+
+    def _save_anew(self) -> None:
+        base = self.tail.base
+        changes = self._changes
+        changes.anew = True
+        changes.saved = [SavedBase(base)]
+        for number, command in enumerate(self.tail.commands):
+            changes.saved.append(SavedCommand(base + number, command))
+        if self.me in self.voters and not self.lost:
+            self._save()
 
     # --- the voter --------------------------------------------------------------------------------
 
     def _may_vote(self, name: str, place: int) -> bool:
         """Whether this node votes about a place; else it tells what it has, or asks for it."""
-        if place < len(self.log):
+        if place < self.length:
             self._catch_up(name, place)
             return False
-        if place > len(self.log):
-            self._send(name, CatchUp(len(self.log)))
+        if place > self.length:
+            self._send(name, CatchUp(self.length))
             return False
         return self.me in self.voters and not self.lost
 
@@ -265,20 +270,16 @@ class Replica:
 
     def _save(self) -> None:
         self._highest = max(self._highest, self._promised[0])
-        vote = SavedVote(len(self.log), self._promised, self._accepted, self._command)
+        vote = SavedVote(self.length, self._promised, self._accepted, self._command)
         self._changes.saved.append(vote)
 
     def _catch_up(self, name: str, place: int) -> None:
-        if not 0 <= place < len(self.log):
+        if place < 0 or place >= self.length:
             return
-        commands = [self.log[place]]
-        left = CATCH_UP_BYTES - len(commands[0].content)
-        for command in self.log[place + 1 : place + CATCH_UP]:
-            left -= len(command.content)
-            if left < 0:
-                break
-            commands.append(command)
-        self._send(name, Chosen(place, tuple(commands)))
+        if place < self.tail.base:
+            self._changes.behind.append(name)
+        else:
+            self._send(name, Chosen(place, self.tail.part(place)))
 
     def _recover(self, name: str, message: Recovered) -> None:
         if not self.lost or message.number != self._life or name not in self.voters:
@@ -294,7 +295,7 @@ class Replica:
         complete = len(answers) == len(self.voters) - 1
         if sum([not one.lost for one in answers]) < self.majority and not complete:
             return
-        length = max([len(self.log), *(one.length for one in answers)])
+        length = max([self.length, *(one.length for one in answers)])
         anew = complete and self._fresh and all(one.fresh for one in answers)
         self._floor = 0 if anew else length + 2
         self._retry_ns = 0
@@ -306,7 +307,7 @@ class Replica:
 
     def _found(self) -> None:
         """End the loss of memory if the log is long enough."""
-        if self.lost and self._floor is not None and len(self.log) >= self._floor:
+        if self.lost and self._floor is not None and self.length >= self._floor:
             self.lost = False
             self._save()
             if self._round is not None:
@@ -322,9 +323,9 @@ class Replica:
         self._highest += 1
         ballot = (self._highest, f"{self.me} {self._life}")
         wait_ns = PATIENCE_NS + self._random.randrange(PATIENCE_NS)
-        place = len(self.log)
+        place = self.length
         command = self._proposals[0].command
-        self._round = _Round(place, ballot, command, until_ns=now_ns + wait_ns)
+        self._round = Round(place, ballot, command, until_ns=now_ns + wait_ns)
         for name in self.voters:
             self._send(name, Prepare(place, ballot))
 
@@ -358,24 +359,29 @@ class Replica:
             attempt.until_ns = min(attempt.until_ns, now_ns + pause_ns)
 
     def _learn(self, message: Chosen, now_ns: int) -> None:
-        if message.place > len(self.log):
+        if message.place > self.length:
             return
-        new = message.commands[len(self.log) - message.place :]
+        new = message.commands[self.length - message.place :]
         for command in new:
-            self._changes.saved.append(SavedCommand(len(self.log), command))
-            known = command.id in self._ids
+            self._changes.saved.append(SavedCommand(self.length, command))
             self._append(command)
-            if not known and command.kind != NOTHING:
-                self._changes.chosen.append(command)
+            self._changes.chosen.append(command)
             self._settle(command.id)
         self._found()
-        if new and (self._round is None or self._round.place < len(self.log)):
+        if new and (self._round is None or self._round.place < self.length):
             self._begin(now_ns)
 
     def _append(self, command: Command) -> None:
+        self.tail.append(command)
+        self._forget_votes()
+
+    def _begin_at(self, place: int) -> None:
+        self.tail.begin_at(place)
+        self._forget_votes()
+
+    def _forget_votes(self) -> None:
+        """There is a new next place."""
         self._fresh = False
-        self.log.append(command)
-        self._ids.add(command.id)
         self._promised = self._accepted = NO_BALLOT
         self._command = None
 

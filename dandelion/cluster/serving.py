@@ -46,6 +46,7 @@ from dandelion.errors import (
     NoEngine,
     Overloaded,
     TooLarge,
+    TooMany,
 )
 from dandelion.function import FunctionSpec, Limits
 from dandelion.node.invocation import Invocation
@@ -150,17 +151,10 @@ class InLink(ControlEnd):
         elif isinstance(message, Ping):
             host = self._host
             load = host.load(self.count)
-            self.control.send(
-                Pong(
-                    message.number,
-                    load,
-                    host.members(),
-                    host.registered(),
-                    host.draining,
-                    host.used_ns(),
-                    self.used_ns,
-                )
-            )
+            members, registered = host.members(), host.registered()
+            used = host.used_ns(), self.used_ns
+            pong = Pong(message.number, load, members, registered, host.draining, *used)
+            self.control.send(pong, urgent=True)
         elif isinstance(message, Define):
             self._define(message)
         elif isinstance(message, Undefine):
@@ -302,7 +296,7 @@ class InLink(ControlEnd):
         assert outputs is not None, "it ended"
         try:
             self._give(number, invocation, outputs)
-        except TooLarge as large:
+        except (TooLarge, TooMany) as large:
             self._fail(number, large, invocation)
         except BadPeer as broken:
             self.close(str(broken))
@@ -322,7 +316,7 @@ class InLink(ControlEnd):
             invocation.printed,
         )
         try:
-            self.control.send(message, packed.data)
+            self.control.send(message, packed.data, limited=False)
         except TooLarge:
             self.exchange.withdraw([region.region for region in packed.regions])
             raise

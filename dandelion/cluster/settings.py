@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import ssl
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dandelion.cluster.handshake import check_secret
 from dandelion.errors import InvalidInput
 from dandelion.settings import Settings
 
+STORE_LIMIT = 200
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]{1,200}):([0-9]{1,5})")
 
 
@@ -27,6 +29,9 @@ class ClusterSettings:
             this node is the only voter.
         tls_cert, tls_key, tls_ca: files in PEM: the node's certificate chain, its key, and what
             signs those of all nodes. Without them the traffic is not encrypted.
+        store: keeps the log of the catalogue instead of voters: ``folder:PATH`` or ``s3:NAME``; the
+            same on all nodes. `peers` are only to find each other then.
+        store_options: options of backends, by name, for the store.
     """
 
     listen: str
@@ -36,12 +41,16 @@ class ClusterSettings:
     tls_cert: str = ""
     tls_key: str = ""
     tls_ca: str = ""
+    store: str = ""
+    store_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_secret(self.secret)
         for where, text in (("cluster_listen", self.listen), ("cluster_address", self.address)):
             if text:
                 parsed_address(where, text)
+        if len(self.store) > STORE_LIMIT:
+            raise InvalidInput("cluster_store", f"it has more than {STORE_LIMIT} characters")
         for peer in self.peers:
             if parsed_address("peers", peer)[1] == 0:
                 raise InvalidInput("peers", f"'{peer}' has no port", "write HOST:PORT")
@@ -93,7 +102,8 @@ def cluster_settings(settings: Settings) -> ClusterSettings | None:
     Raises:
         InvalidInput: the secret is missing or cannot be read, or an address is none.
     """
-    if not (settings.peers or settings.cluster or settings.cluster_listen):
+    given = (settings.peers, settings.cluster, settings.cluster_listen, settings.cluster_store)
+    if not any(given):
         return None
     if not settings.cluster_secret:
         hint = "name a file that all nodes have, made by 'openssl rand -hex 32'"
@@ -110,4 +120,6 @@ def cluster_settings(settings: Settings) -> ClusterSettings | None:
         settings.cluster_tls_cert,
         settings.cluster_tls_key,
         settings.cluster_tls_ca,
+        settings.cluster_store,
+        settings.options,
     )

@@ -11,10 +11,12 @@ from dandelion.cluster.handshake import BadPeer
 from dandelion.cluster.messages import INLINE_BYTES, RegionSize, WireItem, WireSet, WireSets
 from dandelion.data import Bytes, Item, ItemSet, check_item
 from dandelion.driver import InstanceSets
-from dandelion.errors import InvalidInput
+from dandelion.errors import InvalidInput, TooMany
 
 SHARED_BYTES = 256 * 1024
 """An item of this size is a region of its own, which is sent once for all calls that have it."""
+OWN_REGIONS = 1024
+"""So many items of a call are regions of their own at most; the others are in one together."""
 
 
 @dataclass(slots=True)
@@ -35,7 +37,11 @@ class Packed:
 
 
 def pack(sets: InstanceSets, exchange: Exchange) -> Packed:
-    """Prepare sets to be sent: small ones in the frame, others as regions of the exchange."""
+    """Prepare sets to be sent: small ones in the frame, others as regions of the exchange.
+
+    Raises:
+        TooMany: too many regions are held for other calls; none is held for these sets.
+    """
     total = sum([s.size_bytes for s in sets if s is not None])
     if total <= INLINE_BYTES:
         return _inline(sets)
@@ -46,22 +52,28 @@ def pack(sets: InstanceSets, exchange: Exchange) -> Packed:
 
     def place(data: Bytes, size: int) -> tuple[int, int]:
         nonlocal at
-        if size >= SHARED_BYTES:
+        if size >= SHARED_BYTES and len(regions) < OWN_REGIONS:
             there = exchange.place_of(data)
             if there is not None:
                 named.append(there[0])
                 return -there[0], there[1]
             made = exchange.regions.export(data)
+            if made.region in regions:  # the item is there twice, and is released once
+                exchange.regions.withdraw([made.region])
             regions[made.region] = made
             return made.region, 0
         small.append(data)
         at += size
         return 0, at - size
 
-    packed = _wire(sets, place)
-    if at <= INLINE_BYTES:
-        return Packed(packed, small, list(regions.values()), named)
-    rest = exchange.regions.hold(small)
+    try:
+        packed = _wire(sets, place)
+        if at <= INLINE_BYTES:
+            return Packed(packed, small, list(regions.values()), named)
+        rest = exchange.regions.hold(small)
+    except TooMany:
+        exchange.regions.withdraw(list(regions))
+        raise
     regions[rest.region] = rest
     return Packed(_moved(packed, rest.region), [], list(regions.values()), named)
 

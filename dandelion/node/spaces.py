@@ -74,6 +74,10 @@ class Spaces:
         space = self._spaces.get(tenant)
         return space if space is not None else self._spaces.setdefault(tenant, self._made(tenant))
 
+    def has(self, tenant: str) -> bool:
+        """Tell whether a tenant was named before."""
+        return tenant in self._spaces
+
     def tenants(self) -> list[Tenant]:
         """Return all tenants that were named."""
         return [space.tenant for space in list(self._spaces.values())]

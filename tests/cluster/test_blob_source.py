@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from dandelion.catalog import MemoryCatalog
-from dandelion.cluster import catalog as catalog_module
 from dandelion.cluster.ballots import Command
 from dandelion.cluster.blob_source import BlobSource
 from dandelion.cluster.catalog import ClusterCatalog, Registration
+from dandelion.cluster.staged_blobs import StagedBlobs
 from dandelion.data import Bytes, SetSpec
 from dandelion.errors import NodeLost, Unknown
 from dandelion.function import CodeObject, Digest, FunctionSpec, digest_of
@@ -72,32 +73,61 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peer.asked == 2
 
 
+@pytest.mark.parametrize("durable", [False, True])
 def test_code_of_registrations_that_are_never_chosen_is_dropped(
-    monkeypatch: pytest.MonkeyPatch,
+    durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes = [bytes([n]) * 100 for n in range(3)]
     digests = [digest_of(code) for code in codes]
     made = BlobSource(lambda event: event())
-    catalog = ClusterCatalog(MemoryCatalog(), "a", made)
+    staging = StagedBlobs(tmp_path if durable else None)
+    catalog = ClusterCatalog(MemoryCatalog(), "a", made, staging)
 
-    def staged(id_: str, *numbers: int) -> Command:
-        for number in numbers:
-            made.announced({digests[number]: 100}, Peer(codes[number]))
-        command = Command(id_, "register", b"", {digests[n]: 100 for n in numbers})
-        catalog.stage(command)
+    def staged(place: int, id_: str, number: int) -> Command:
+        made.announced({digests[number]: 100}, Peer(codes[number]))
+        command = Command(id_, "register", b"", {digests[number]: 100})
+        assert not catalog.keeps_blobs(place, command, True)
+        catalog.stage(place, id_, command.blobs)
+        assert catalog.keeps_blobs(place, command, True)
         return command
 
     spec = FunctionSpec(
         "f", (SetSpec("x"),), (SetSpec("y"),), code=(CodeObject("null", digests[0]),)
     )
-    staged("b 1", 0)  # gives up, and is repeated
-    again = staged("b 2", 0)
+    staged(0, "b 1", 1)  # another one is chosen
+    command = staged(0, "b 2", 0)
     content = msgspec.msgpack.encode(Registration((spec,), (), ()))
-    catalog.carry_out(msgspec.structs.replace(again, content=content))
+    catalog.carry_out(0, msgspec.structs.replace(command, content=content))
+    staging.carried_out(1)
     assert catalog.own.has_blob(digests[0])
-    assert not catalog._staged
-    monkeypatch.setattr(catalog_module, "STAGED_LIMIT_BYTES", 150)
-    staged("b 3", 1)
-    staged("b 4", 2)
-    assert catalog.lacks(digests[1])
-    assert not catalog.lacks(digests[2])
+    assert len(staging) == 0
+    assert catalog.keeps_blobs(1, command, True)
+    assert not catalog.keeps_blobs(1, command, False)  # a command before it may remove the blob
+
+    monkeypatch.setattr("dandelion.cluster.staged_blobs.LIMIT_BYTES", 150)
+    staged(1, "b 3", 1)
+    staged(1, "b 4", 2)
+    staging.make_room(1, ["b 4"])
+    assert list(staging) == [digests[2]]
+    if durable:
+        assert [path.name for path in (tmp_path / "cluster.blobs").iterdir()] == [digests[2]]
+
+
+def test_staged_blobs_are_there_after_a_start(tmp_path: Path) -> None:
+    codes = [bytes([n]) * 100 for n in range(3)]
+    digests = [digest_of(code) for code in codes]
+    staging = StagedBlobs(tmp_path)
+    staging.use(7, "a", digests)
+    for digest, code in zip(digests, codes, strict=True):
+        staging.add(digest, code)
+    folder = tmp_path / "cluster.blobs"
+    (folder / digests[1]).write_bytes(b"damaged")
+    (folder / f"{digests[2]}.123").write_bytes(b"not who")
+    again = StagedBlobs(tmp_path)
+    again.use(7, "a", digests[:2])
+    again.sweep()
+    assert again[digests[0]] == codes[0]
+    with pytest.raises(Unknown):
+        again[digests[1]]
+    assert digests[1] not in again  # it is fetched again
+    assert sorted(path.name for path in folder.iterdir()) == sorted(digests[:2])

@@ -46,7 +46,7 @@ class Cable:
         ends = [*cluster._links.values(), *cluster._in_links.values()]
         for frames in [f for end in ends for f in (end.control, end.exchange._frames)]:
             assert isinstance(frames, Frames)
-            self.patch.setattr(frames, "send", lambda *message: None)
+            self.patch.setattr(frames, "send", lambda *message, **named: None)
             self.patch.setattr(frames, "received", lambda message, data: None)
 
         async def unreachable(name: str) -> None:

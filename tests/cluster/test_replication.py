@@ -18,13 +18,19 @@ from dandelion.cluster.ballots import (
     CatchUp,
     Chosen,
     Command,
+    Prepare,
     Saved,
+    SavedBase,
     SavedVote,
+    SnapshotAt,
     decode_ballot,
     decode_saved,
     encode_ballot,
+    encode_saved,
 )
-from dandelion.cluster.replication import CATCH_UP_BYTES, MS, Replica
+from dandelion.cluster.log_tail import CATCH_UP_BYTES
+from dandelion.cluster.replication import Replica
+from dandelion.cluster.rounds import MS
 
 
 @dataclass
@@ -56,7 +62,7 @@ class Network:
         self.lives[name] += 1
         if not self.durable:
             self.stored[name] = []
-        saved: list[Saved] = [decode_saved(data) for data in self.stored[name]]
+        saved: list[Saved] = [one for d in self.stored[name] for one in decode_saved(d)]
         self.replicas[name] = Replica(name, self.names, self.lives[name] * 1000, saved)
 
     def stop(self, name: str) -> None:
@@ -66,7 +72,7 @@ class Network:
         replica = self.replicas[name]
         while True:
             changes = replica.take()
-            self.stored[name] += [encode_ballot(one) for one in changes.saved]
+            self.stored[name].append(encode_saved(changes.saved))
             self.settled.update(i for i in changes.settled if " " not in i)
             self.failed.update(i for i in changes.failed if " " not in i)
             own = False
@@ -108,12 +114,12 @@ class Network:
             self.carry_out(name)
             other = self.random.choice(self.names)
             if other in self.replicas and not {name, other} & self.cut:
-                replica.heard_length(other, len(self.replicas[other].log))
+                replica.heard_length(other, self.replicas[other].length)
                 self.carry_out(name)
         self.check()
 
     def check(self) -> None:
-        logs = [[c.id for c in r.log] for r in self.replicas.values()]
+        logs = [[c.id for c in r.tail.commands] for r in self.replicas.values()]
         longest = max(logs, key=len, default=[])
         for log in logs:
             assert log == longest[: len(log)], "two nodes have different logs"
@@ -127,13 +133,13 @@ class Network:
                 self.start(name)
         for _ in range(limit):
             self.step()
-            logs = {len(r.log) for r in self.replicas.values()}
+            logs = {r.length for r in self.replicas.values()}
             busy = any(r._proposals or r.lost for r in self.replicas.values())
             if len(logs) == 1 and not busy and not self.flying:
                 break
         else:
             raise AssertionError("they do not agree in the end")
-        return [c.id for c in self.replicas["n0"].log if c.kind != NOTHING]
+        return [c.id for c in self.replicas["n0"].tail.commands if c.kind != NOTHING]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -178,7 +184,7 @@ def test_a_minority_acknowledges_nothing() -> None:
     for _ in range(50):
         network.step()
     assert network.settled == {"together"}
-    assert network.replicas["n0"].log == []
+    assert network.replicas["n0"].length == 0
     assert network.settle()[0] == "together"
 
 
@@ -203,8 +209,8 @@ def test_a_voter_that_lost_its_memory_votes_only_about_new_places() -> None:
         network.step()
     replica = network.replicas["n1"]
     assert not replica.lost
-    assert replica.log[0].id == "a"
-    assert len(replica.log) >= 3
+    assert replica.tail.commands[0].id == "a"
+    assert replica.length >= 3
 
 
 def test_of_a_node_that_is_no_voter_the_commands_count_and_not_the_votes() -> None:
@@ -225,25 +231,15 @@ def test_stored_votes_come_back() -> None:
     network.propose("n0", "a")
     for _ in range(20):
         network.step()
-    assert any(isinstance(decode_saved(d), SavedVote) for d in network.stored["n1"])
+    assert any(isinstance(s, SavedVote) for d in network.stored["n1"] for s in decode_saved(d))
     network.stop("n1")
     network.start("n1")
     assert not network.replicas["n1"].lost
-    assert [c.id for c in network.replicas["n1"].log] == ["a"]
+    assert [c.id for c in network.replicas["n1"].tail.commands] == ["a"]
 
 
 def test_ballots_of_a_proposer_that_is_started_again_are_new_ones() -> None:
-    empty = [SavedVote(0, NO_BALLOT, NO_BALLOT, None)]
-    nodes = {name: Replica(name, "abc", 1, empty) for name in "abc"}
-
-    def exchange(*names: str) -> None:
-        """Let nodes talk until they are silent; what others are sent is lost."""
-        queue = [(name, *one) for name in names for one in nodes[name].take().sent]
-        while queue:
-            sender, receiver, message = queue.pop(0)
-            if receiver in names:
-                nodes[receiver].received(sender, message, 0)
-                queue += [(receiver, *one) for one in nodes[receiver].take().sent]
+    nodes = {name: Replica(name, "abc", 1, [EMPTY]) for name in "abc"}
 
     nodes["guest"] = Replica("guest", "abc", 1)
     nodes["guest"].propose(Command("lost", "register", b""), 0)
@@ -267,18 +263,18 @@ def test_ballots_of_a_proposer_that_is_started_again_are_new_ones() -> None:
     assert [c.id for c in accepted if c is not None] == ["kept", "kept"]
 
     nodes["a"].propose(Command("next", "register", b""), 0)
-    exchange("a", "b")
-    assert nodes["a"].log[0].id == "kept"
+    run(nodes, "a", "b")
+    assert nodes["a"].tail.commands[0].id == "kept"
 
 
 def test_large_commands_are_sent_in_parts_to_a_node_that_lacks_them() -> None:
     voter = Replica("a", ["a"], 1)
     for number in range(10):
-        voter.log.append(Command(str(number), "register", bytes(CATCH_UP_BYTES // 3)))
-    voter.log.append(Command("10", "register", bytes(CATCH_UP_BYTES + 1)))
+        voter.tail.append(Command(str(number), "register", bytes(CATCH_UP_BYTES // 3)))
+    voter.tail.append(Command("10", "register", bytes(CATCH_UP_BYTES + 1)))
     late = Replica("b", ["a"], 1)
-    while len(late.log) < len(voter.log):
-        voter.received("b", CatchUp(len(late.log)), 0)
+    while late.length < voter.length:
+        voter.received("b", CatchUp(late.length), 0)
         ((_, message),) = voter.take().sent
         assert isinstance(message, Chosen)
         assert len(message.commands) in (1, 3)
@@ -286,3 +282,49 @@ def test_large_commands_are_sent_in_parts_to_a_node_that_lacks_them() -> None:
     for place in (-1, 11, 1 << 62):
         voter.received("b", CatchUp(place), 0)
     assert not voter.take().sent
+
+
+EMPTY = SavedVote(0, NO_BALLOT, NO_BALLOT, None)
+
+
+def run(nodes: dict[str, Replica], *names: str) -> None:
+    """Let nodes talk until they are silent; what others are sent is lost."""
+    queue = [(name, *one) for name in names for one in nodes[name].take().sent]
+    while queue:
+        sender, receiver, message = queue.pop(0)
+        if receiver in names:
+            nodes[receiver].received(sender, message, 0)
+            queue += [(receiver, *one) for one in nodes[receiver].take().sent]
+
+
+def test_a_node_that_takes_over_a_snapshot_gives_up_its_proposals() -> None:
+    """One of them may have been chosen at a place that it never learns."""
+    nodes = {name: Replica(name, "abc", 1, [SavedBase(0), EMPTY]) for name in "abc"}
+    nodes["a"].propose(Command("mine", "register", b""), 0)
+    for _ in range(2):  # `Prepare` and `Accept`; then "a" is cut off
+        for name, message in nodes["a"].take().sent:
+            if name in "bc":
+                nodes[name].received("a", message, 0)
+                for _, answer in nodes[name].take().sent:
+                    if isinstance(message, Prepare):
+                        nodes["a"].received(name, answer, 0)
+    nodes["b"].propose(Command("next", "register", b""), 0)
+    run(nodes, "b", "c")
+    assert [c.id for c in nodes["b"].tail.commands] == ["mine", "next"]
+    nodes["b"].tail.begin_at(2)  # it has carried them out
+
+    nodes["b"].received("a", CatchUp(0), 0)
+    assert nodes["b"].take().behind == ["a"]
+    nodes["a"].received("b", SnapshotAt(2, ()), 0)
+    assert nodes["a"].take().offered == SnapshotAt(2, ())
+    nodes["a"].restored(2)
+    changes = nodes["a"].take()
+    assert changes.adopted == 2
+    assert changes.failed == ["mine"]
+    assert changes.anew
+    assert changes.saved == [SavedBase(2), SavedVote(2, NO_BALLOT, NO_BALLOT, None)]
+    nodes["a"].tick(10**10)
+    assert not nodes["a"].take().sent
+    nodes["a"].received("b", SnapshotAt(1, ()), 0)  # an old one
+    assert nodes["a"].take().offered is None
+    assert nodes["a"].length == 2

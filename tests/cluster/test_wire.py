@@ -6,20 +6,33 @@ import asyncio
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from dandelion.cluster import frames
+from dandelion.cluster.ballots import Accept, Command, encode_ballot
 from dandelion.cluster.frames import Frames
 from dandelion.cluster.handshake import BadPeer, Handshake, check_secret
 from dandelion.cluster.messages import (
+    CONTROL_LIMIT_BYTES,
     DATA_LIMIT_BYTES,
+    Ballot,
+    Define,
+    Join,
     Message,
     Piece,
     Ping,
+    Pull,
     RegionSize,
+    Run,
+    WireItem,
+    WireSet,
     encode,
 )
 from dandelion.cluster.regions import Regions
 from dandelion.cluster.settings import ClusterSettings, parsed_address
 from dandelion.errors import InvalidInput
+from dandelion.function import FunctionSpec, digest_of
 
 SECRET = b"sixteen bytes or more"
 
@@ -82,6 +95,9 @@ class Wire(asyncio.Transport):
 
     def abort(self) -> None:
         self.aborted = True
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -149,6 +165,42 @@ def test_a_peer_that_breaks_the_rules_loses_its_connection_only(broken: bytes) -
     acceptor.connection_lost(None)
     assert reasons
     assert reasons[0]
+
+
+SAMPLES: list[Message] = [
+    Ping(1),
+    Join(1, "a:1", 1, "b:1", 1, False, ("a:1",)),
+    Run(1, 1, (WireSet("x", (WireItem("a", 0, 5, 0, 4, "float32", (1,)),)),), (), 5.0),
+    Define(1, "t", FunctionSpec("work", version=9), None, {digest_of(b""): 5}),
+    Ballot(encode_ballot(Accept(1, (1, "a"), Command("i", "register", b"content", {"a": 1})))),
+    Pull(1, 1, 0, 10),
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(SAMPLES),
+    st.integers(0, 5000),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 4), st.binary(max_size=9)), max_size=6),
+    st.integers(0, 1000),
+)
+def test_changed_frames_end_a_connection_or_are_messages(
+    message: Message, size: int, changes: list[tuple[int, int, bytes]], seed: int
+) -> None:
+    """Nothing else happens: no exception is a bug that the connection has to survive."""
+    _, out, acceptor, back = connected(seed)
+    acceptor.received = lambda message, data: None
+    body = bytearray(encode(message))
+    data = len(body).to_bytes(4, "little") + size.to_bytes(4, "little") + body + bytes(size)
+    changed = bytearray(data)
+    for at, count, put in changes:
+        changed[at % len(changed) : at % len(changed) + count] = put or b"\xc1"
+    out.waiting = bytes(changed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frames.log, "exception", pytest.fail)
+        while out.waiting and not back.aborted:
+            out.deliver(acceptor)
+    assert len(acceptor._buffer) <= CONTROL_LIMIT_BYTES + 8
 
 
 def test_a_bug_in_a_receiver_ends_one_connection_only() -> None:

@@ -1,0 +1,149 @@
+"""A log store in a folder that all nodes have, such as one on NFS.
+
+Objects are files, written under another name, flushed and renamed. The head is the file
+``head.NUMBER`` with the highest number. A new one is made with the next number by a link, which
+fails if there is such a file: so only one node can replace a head. A lock keeps others from
+deleting old heads meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from dandelion.cluster.log_store import LogStore, Outdated, StoredHead
+from dandelion.data import Bytes
+from dandelion.errors import CatalogUnavailable, InvalidInput
+
+_HEAD = re.compile(r"head\.([0-9]{1,18})")
+_KEPT_HEADS = 8
+
+
+class FolderStore(LogStore):
+    """A log in a folder, which must exist.
+
+    Args:
+        path: of the folder.
+
+    Raises:
+        InvalidInput: no absolute path is given.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.name = f"folder:{path}"
+        self._folder = Path(path).expanduser()
+        if not self._folder.is_absolute():
+            hint = "write folder:/PATH of a folder that all nodes have"
+            raise InvalidInput("cluster_store", f"'{path[:200]}' is not an absolute path", hint)
+
+    def head(self) -> StoredHead | None:
+        with self._reported():
+            while True:
+                number = self._newest()
+                if not number:
+                    return None
+                try:
+                    content = (self._folder / f"head.{number}").read_bytes()
+                except FileNotFoundError:
+                    continue  # it was replaced several times since
+                return StoredHead(content, str(number))
+
+    def swap(self, content: bytes, tag: str) -> str:
+        with self._reported(), self._locked():
+            number = self._newest()
+            if number != int(tag or "0"):
+                raise Outdated
+            new = self._written(content)
+            try:
+                os.link(new, self._folder / f"head.{number + 1}")
+            except FileExistsError:
+                raise Outdated from None
+            finally:
+                new.unlink()
+            self._flush(self._folder)
+            for old in self._heads():
+                if old <= number + 1 - _KEPT_HEADS:
+                    (self._folder / f"head.{old}").unlink(missing_ok=True)
+            return str(number + 1)
+
+    def put(self, name: str, data: Bytes) -> None:
+        path = self._folder / name
+        with self._reported():
+            if not path.parent.exists():
+                path.parent.mkdir(exist_ok=True)
+                self._flush(self._folder)
+            self._written(data).replace(path)
+            self._flush(path.parent)
+
+    def get(self, name: str) -> Bytes | None:
+        with self._reported():
+            try:
+                return (self._folder / name).read_bytes()
+            except FileNotFoundError:
+                self._check()
+                return None
+
+    def has(self, name: str) -> bool:
+        with self._reported():
+            found = (self._folder / name).exists()
+            if not found:
+                self._check()
+            return found
+
+    def delete(self, name: str) -> None:
+        with self._reported():
+            (self._folder / name).unlink(missing_ok=True)
+
+    def _check(self) -> None:
+        """Tell a folder that is not mounted from a file that is not there."""
+        self._folder.stat()
+
+    def _heads(self) -> list[int]:
+        found = [_HEAD.fullmatch(name) for name in os.listdir(self._folder)]
+        return [int(match[1]) for match in found if match is not None]
+
+    def _newest(self) -> int:
+        return max(self._heads(), default=0)
+
+    def _written(self, data: Bytes) -> Path:
+        new = self._folder / f"new.{secrets.token_hex(8)}"
+        try:
+            with new.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
+        return new
+
+    @staticmethod
+    def _flush(folder: Path) -> None:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        fd = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            hint = "check that the folder is there and that the node may write to it"
+            raise CatalogUnavailable(self.name, reason, hint) from None
