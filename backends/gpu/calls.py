@@ -80,7 +80,7 @@ class Calls:
     attributes: Attributes
     describe: Callable[[Any], str]
     version: Function
-    # the process's hold on a device: (ordinal)
+    # the process's reference to a device: (ordinal)
     retain: Function
     release: Function
     set_heap_limit: Function  # (bytes): the heap of malloc in kernels

@@ -71,7 +71,7 @@ class Removal(msgspec.Struct, frozen=True, array_like=True):
     version: int | None
 
 
-Outcome = list[Record] | DandelionError
+ChangeResult = list[Record] | DandelionError
 
 
 class ClusterCatalog(Catalog):
@@ -97,7 +97,7 @@ class ClusterCatalog(Catalog):
         self._source = source
         self._prefix = os.urandom(6).hex()
         self._count = itertools.count(1)
-        self._waiting: dict[str, Future[Outcome]] = {}
+        self._waiting: dict[str, Future[ChangeResult]] = {}
         self._blobs: dict[str, Mapping[Digest, Bytes]] = {}  # of registrations of this node
         self._staged: dict[str, Mapping[Digest, Bytes]] = {}  # of those that it votes about
         self._lock = threading.Lock()
@@ -147,7 +147,7 @@ class ClusterCatalog(Catalog):
         if propose is None:
             raise CatalogUnavailable("cluster", "this node has not joined it", "start the node")
         id_ = f"{self._me} {self._prefix} {next(self._count)}"
-        outcome: Future[Outcome] = Future()
+        outcome: Future[ChangeResult] = Future()
         with self._lock:
             if _total(self._blobs) + sum(map(_size, blobs.values())) > BLOBS_LIMIT_BYTES:
                 raise CatalogUnavailable("cluster", "too many registrations wait", "try again")
@@ -187,9 +187,9 @@ class ClusterCatalog(Catalog):
 
     def failed(self, id_: str, error: DandelionError) -> None:
         """A command of this node was not acknowledged. From any thread."""
-        self._settle(id_, error)
+        self._complete(id_, error)
 
-    def _settle(self, id_: str, outcome: Outcome) -> None:
+    def _complete(self, id_: str, outcome: ChangeResult) -> None:
         with self._lock:
             waiting = self._waiting.get(id_)
         if waiting is not None and not waiting.done():
@@ -203,7 +203,7 @@ class ClusterCatalog(Catalog):
         """
         try:
             if command.kind == REGISTER:
-                outcome: Outcome = self._carry_out_registration(command)
+                outcome: ChangeResult = self._carry_out_registration(command)
             else:
                 removal = msgspec.msgpack.decode(command.content, type=Removal)
                 kind = KINDS[removal.kind]
@@ -211,7 +211,7 @@ class ClusterCatalog(Catalog):
                 self.removed(outcome)
         except DandelionError as error:
             if error.status >= 500:
-                self._settle(command.id, error)
+                self._complete(command.id, error)
                 raise
             outcome = error
         with self._lock:
@@ -221,7 +221,7 @@ class ClusterCatalog(Catalog):
                 rest = {d: data for d, data in blobs.items() if not self.own.has_blob(d)}
                 if rest and id_ != command.id:
                     self._staged[id_] = rest
-        self._settle(command.id, outcome)
+        self._complete(command.id, outcome)
 
     def _carry_out_registration(self, command: Command) -> list[Record]:
         records = msgspec.msgpack.decode(command.content, type=Registration)

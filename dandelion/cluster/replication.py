@@ -24,7 +24,7 @@ majority of voters that have not lost theirs, or all others. With n as the large
 have voted about place n + 1 at most, since only then it had all commands before, and each of them
 was known to one of those that answered. So it votes from place n + 2 on, and proposes commands
 without effect until the log is as long. If no voter has voted about anything, as after the first
-start, the one that finds this out tells the others, and the log begins.
+start, the one that detects this informs the others, and the log begins.
 
 Source: Lamport, "Paxos Made Simple", 2001.
 """
@@ -77,14 +77,14 @@ class Changes:
         saved: to be stored before anything else, where it is stored at all.
         sent: receivers and messages.
         chosen: commands to be carried out, in order.
-        settled: ids of own proposals that are chosen.
+        acknowledged: ids of own proposals that are chosen.
         failed: ids of own proposals that are not acknowledged.
     """
 
     saved: list[Saved] = field(default_factory=list)
     sent: list[tuple[str, BallotMessage]] = field(default_factory=list)
     chosen: list[Command] = field(default_factory=list)
-    settled: list[str] = field(default_factory=list)
+    acknowledged: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
 
@@ -171,7 +171,7 @@ class Replica:
     # --- events -----------------------------------------------------------------------------------
 
     def propose(self, command: Command, now_ns: int) -> bool:
-        """Have a command chosen; its id is in `settled` or `failed` later. False if it is full."""
+        """Propose a command; its id is in `acknowledged` or `failed` later. False if it is full."""
         if len(self._proposals) >= PROPOSALS_LIMIT:
             return False
         self._proposals.append(_Proposal(command, now_ns + GIVE_UP_NS))
@@ -233,7 +233,7 @@ class Replica:
     # --- the voter --------------------------------------------------------------------------------
 
     def _may_vote(self, name: str, place: int) -> bool:
-        """Whether this node votes about a place; else it tells what it has, or asks for it."""
+        """Whether this node votes about a place; else it sends what it has, or requests it."""
         if place < len(self.log):
             self._catch_up(name, place)
             return False
@@ -367,7 +367,7 @@ class Replica:
             self._append(command)
             if not known and command.kind != NOTHING:
                 self._changes.chosen.append(command)
-            self._settle(command.id)
+            self._acknowledge(command.id)
         self._found()
         if new and (self._round is None or self._round.place < len(self.log)):
             self._begin(now_ns)
@@ -379,11 +379,11 @@ class Replica:
         self._promised = self._accepted = NO_BALLOT
         self._command = None
 
-    def _settle(self, id_: str) -> None:
+    def _acknowledge(self, id_: str) -> None:
         for proposal in self._proposals:
             if proposal.command.id == id_:
                 self._proposals.remove(proposal)
-                self._changes.settled.append(id_)
+                self._changes.acknowledged.append(id_)
                 return
 
     def _send(self, name: str, message: BallotMessage) -> None:

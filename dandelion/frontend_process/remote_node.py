@@ -65,7 +65,7 @@ _THREAD_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RemoteOutcome:
-    """What came of an invocation; see `dandelion.frontend.service.Outcome`."""
+    """The result of an invocation; see `dandelion.frontend.service.ServedResult`."""
 
     id: str
     sets: Sets

@@ -140,7 +140,7 @@ class WorkerPool:
         self._light_ns = now_ns
         return True
 
-    def spare(self) -> EngineState | None:
+    def free_reserve(self) -> EngineState | None:
         """Return a worker that is ready and not needed, unless another one is in use as reserve."""
         if self.reserve is not None:
             return None

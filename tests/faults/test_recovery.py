@@ -1,4 +1,4 @@
-"""How engines come back: from devices that are slow to let go, and from starts that fail.
+"""How engines come back: from devices that release memory slowly, and from starts that fail.
 
 Engine processes are replaced by a program that plays one. What differs from test to test is what it
 does as it opens its engine and when it runs a call; files in a folder tell it when to go on.
@@ -362,7 +362,7 @@ def test_a_result_waits_for_the_memory_of_a_process_that_ends(
     assert gone.is_set()
 
 
-def test_nobody_waits_for_processes_that_were_abandoned(gone: threading.Event) -> None:
+def test_no_thread_waits_for_processes_that_were_abandoned(gone: threading.Event) -> None:
     arena = SharedDomain(ARENA_BYTES)
     ours, theirs = socketpair()
     ending = Processes((), "", {}, {}, arena.map, 0)

@@ -1,4 +1,4 @@
-"""Workers that share their fate, as clients of one MPS server do: a fault of one breaks all.
+"""Workers in a shared fault domain, such as clients of one MPS server: a fault of one breaks all.
 
 Engine processes are replaced by a program that plays this: a worker in which the bad function runs
 breaks all workers that are up. Each says so in the call that it runs, or at its next one, and
