@@ -114,9 +114,7 @@ class CapturedModules:
         self.files[f"{kind}:{name}"] = self._text(name, file)
         if len(self.files) > FILES_LIMIT or sum(map(len, self.files.values())) > BYTES_LIMIT:
             message = f"the imported modules of the project are too many or too large at '{name}'"
-            hint = (
-                f"at most {FILES_LIMIT} modules and {BYTES_LIMIT} bytes are captured; import less"
-            )
+            hint = f"at most {FILES_LIMIT} modules and {BYTES_LIMIT} bytes are taken; import less"
             refuse("not-captured", message, *where, hint)
         for module, line, column, optional in imported(file.tree, name, is_package):
             self.add(module, (file.name, line, column), optional)

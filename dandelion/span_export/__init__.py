@@ -6,6 +6,7 @@ sends them to the collector by OpenTelemetry's own exporter. It has a low priori
 has no time left, spans are dropped (and counted) and invocations are not delayed.
 
 The node sends `Setup`, then one `Batch` after the other; each is answered by `ExportResult`, so the
-node knows what was lost. OpenTelemetry's `BatchSpanProcessor` would drop spans without saying how many.
+node knows what was lost. OpenTelemetry's `BatchSpanProcessor` would drop spans without counting
+them.
 The end of the connection is the order to leave.
 """
