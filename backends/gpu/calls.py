@@ -54,7 +54,7 @@ class Compiler:
         code: ends the names of the functions that give the binary.
         options: for an architecture.
         headers: options that show it the toolkit's headers; they change nothing else.
-        reference: of a program, as the function that destroys it wants it.
+        reference: of a program, in the form that the function that destroys it takes.
     """
 
     load: Callable[[], Any]

@@ -81,7 +81,7 @@ class RemoteNode(RemoteQueries):
         arena_descriptors: see `Service`.
 
     Attributes:
-        on_drain: called when the node wants no more requests.
+        on_drain: called when the node accepts no more requests.
         on_reload: called when there are other tokens or another certificate.
     """
 

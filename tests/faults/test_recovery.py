@@ -111,7 +111,7 @@ def gone(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 def on_waiting(monkeypatch: pytest.MonkeyPatch, event: Callable[[], None]) -> None:
-    """Have something happen whenever somebody begins to wait for processes that end."""
+    """Call a function whenever a thread begins to wait for processes that end."""
     wait_for_ends = Processes.wait_for_ends
 
     def waiting(self: Processes, limit_s: float) -> None:
@@ -142,19 +142,19 @@ def joined(number, how):
     return file
 
 def opened():
-    global born
-    born = generation() if worker else 0
-    for number in range(born):
+    global own_generation
+    own_generation = generation() if worker else 0
+    for number in range(own_generation):
         try:
             joined(number, fcntl.LOCK_EX | (fcntl.LOCK_NB if REFUSES else 0)).close()
         except BlockingIOError:
             process.unavailable()
     if worker:
-        clients.append(joined(born, fcntl.LOCK_SH))
+        clients.append(joined(own_generation, fcntl.LOCK_SH))
     process.ready(workers=3)
 
 def run(request, name):
-    if worker and generation() != born:
+    if worker and generation() != own_generation:
         process.fail(request, Faulted(name, "illegal address"), fatal=True)
     if name == "Bad":
         if worker:

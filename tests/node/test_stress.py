@@ -48,7 +48,7 @@ WIDE = "function A(a) => (b); composition Wide(x) => (y) { A(a = each x) => (y =
 
 
 class Bug(Exception):
-    """Nothing that anybody expects."""
+    """An error that no caller expects."""
 
 
 def acted(hosting: Hosting = Hosting.THREAD, engines: int = 1) -> ScriptedDriver:
