@@ -1,10 +1,10 @@
 """The HIP backend: AMD devices, through ``hip-python``.
 
 All that CUDA and HIP share is in `.gpu.cudalike`; this file names HIP's functions, in the order of
-``cuda.py``. What differs beyond names: the process's hold on a device is not counted, so nothing is
-released; a kernel's parameters are read from the code object; constants are only kept on the device
-where the setting ``weights`` says so, since it is not shown yet that AMD's devices obey the
-protection of mapped memory.
+``cuda.py``. What differs beyond names: the process's reference to a device is not counted, so
+nothing is released; a kernel's parameters are read from the code object; constants are only kept on
+the device where the setting ``weights`` says so, since it is not verified that AMD's devices
+enforce the protection of mapped memory.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def own_bytes(pid: int) -> int:
     return sum(int(line.split()[1]) for line in lines) * 1024
 
 
-def settled_bytes() -> int:
+def trimmed_bytes() -> int:
     """Return unused memory of this process to the system, and give what it still has."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)

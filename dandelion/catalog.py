@@ -252,7 +252,9 @@ def check_against(batch: Batch, catalog: Catalog) -> None:
     for record in named:
         other = catalog.find_callable(record.name)
         if other is not None and type(other) is not type(record):
-            raise Conflict(kind_of(record), record.name, f"a {kind_of(other)} has this name")
+            raise Conflict(
+                kind_of(record), record.name, f"a {kind_of(other)} has this name; rename one"
+            )
     for digest in sorted(used_blobs(batch.records())):
         if digest not in batch.blobs and not catalog.has_blob(digest):
             raise Unknown("blob", digest)
@@ -428,7 +430,8 @@ def check_unused(kind: str, name: str, records: Iterable[Record]) -> None:
     """
     users = [u for u in users_of(name, records) if u != name] if kind != "library" else []
     if users:
-        raise Conflict(kind, name, f"composition {', '.join(sorted(users))} uses it")
+        message = f"composition {', '.join(sorted(users))} uses it; remove that first"
+        raise Conflict(kind, name, message)
 
 
 def used_blobs(records: Iterable[Record]) -> set[Digest]:

@@ -333,7 +333,7 @@ def collect(
 ) -> RegistrationDocument:
     """Collect everything to register into one document.
 
-    Compositions bring the functions along that they apply as objects. A function of the same name
+    A composition includes the functions that it applies as objects. A function of the same name
     that is given explicitly is taken instead.
 
     Args:

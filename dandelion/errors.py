@@ -146,7 +146,8 @@ class Problem(msgspec.Struct, frozen=True):
 
     `where` is ``file:line:column`` for texts and a path such as
     ``blueprint.control_flow[3].args[1]`` for documents; `line` and `column` count from one and are
-    zero where there is no text. `excerpt` is the line at fault with a caret line below it.
+    zero where there is no text. `hint` says what to do. `excerpt` is the line at fault with a caret
+    line below it.
     """
 
     code: str
@@ -158,6 +159,7 @@ class Problem(msgspec.Struct, frozen=True):
     found: str = ""
     nearest: str = ""
     excerpt: str = ""
+    hint: str = ""
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.message}" if self.where else self.message
@@ -165,6 +167,7 @@ class Problem(msgspec.Struct, frozen=True):
             text += f"; expected {self.expected}"
         if self.found:
             text += f", found {self.found}"
+        text += f"; {self.hint}" if self.hint else ""
         text += _hint(self.nearest)
         return f"{text}\n{self.excerpt}" if self.excerpt else text
 
@@ -188,16 +191,21 @@ class InvalidInput(DandelionError):
 
 @dataclass(eq=False)
 class TooLarge(DandelionError):
-    """A body, item or set is larger than its limit."""
+    """A body, item or set is larger than its limit.
+
+    `remedy` says how the limit is raised, if that is possible.
+    """
 
     where: str
     size_bytes: int
     limit_bytes: int
+    remedy: str = ""
     status = 413
     blame = Blame.CALLER
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.size_bytes} bytes are more than the limit {self.limit_bytes}"
+        text = f"{self.where}: {self.size_bytes} bytes are more than the limit {self.limit_bytes}"
+        return f"{text}; make it smaller" + (f", or {self.remedy}" if self.remedy else "")
 
 
 @dataclass(eq=False)
@@ -355,7 +363,8 @@ class Exited(FunctionError):
 
     def __str__(self) -> str:
         printed = f"\n--- stderr ---\n{self.stderr.rstrip()}" if self.stderr else ""
-        return f"function '{self.function}' exited with code {self.code}{printed}"
+        missing = "" if self.code else " before it returned its outputs"
+        return f"function '{self.function}' exited with code {self.code}{missing}{printed}"
 
 
 @dataclass(eq=False)
@@ -390,7 +399,9 @@ class TimedOut(FunctionError):
     limit_s: float
 
     def __str__(self) -> str:
-        return f"function '{self.function}' exceeded its {self.what} limit of {self.limit_s:g} s"
+        text = f"function '{self.function}' exceeded its {self.what} limit of {self.limit_s:g} s"
+        longer = "'cpu_s'" if self.what == "cpu" else "'wall_s', and the deadline of the call"
+        return f"{text}; if it needs longer, raise its limit {longer}"
 
 
 @dataclass(eq=False)
@@ -400,7 +411,8 @@ class OutOfMemory(FunctionError):
     limit_bytes: int
 
     def __str__(self) -> str:
-        return f"function '{self.function}' exceeded its memory limit of {self.limit_bytes} bytes"
+        text = f"function '{self.function}' exceeded its memory limit of {self.limit_bytes} bytes"
+        return f"{text}; if it needs more, raise its limit 'memory_bytes'"
 
 
 @dataclass(eq=False)
@@ -517,7 +529,8 @@ class DeadlineExceeded(DandelionError):
     blame = Blame.CALLER
 
     def __str__(self) -> str:
-        return f"the invocation did not end within its deadline of {self.deadline_s:g} s"
+        text = f"the invocation did not end within its deadline of {self.deadline_s:g} s"
+        return f"{text}; give a later deadline, or find the slow call in its trace"
 
 
 @dataclass(eq=False)
@@ -529,7 +542,7 @@ class Cancelled(DandelionError):
     blame = Blame.CALLER
 
     def __str__(self) -> str:
-        return f"cancelled: {self.reason}"
+        return f"the invocation was cancelled: {self.reason}"
 
 
 # --- capacity -------------------------------------------------------------------------------
@@ -545,14 +558,20 @@ class CapacityError(DandelionError):
 
 @dataclass(eq=False)
 class ContextFull(CapacityError):
-    """A memory domain or a context has too little free memory."""
+    """A memory domain or a context has too little free memory.
+
+    `needed_bytes` is 0 if unknown. `remedy` names what gives it more memory.
+    """
 
     domain: str
     needed_bytes: int
     free_bytes: int
+    remedy: str = ""
 
     def __str__(self) -> str:
-        return f"{self.domain}: {self.needed_bytes} bytes needed, {self.free_bytes} free"
+        sizes = f"{self.needed_bytes} bytes needed, {self.free_bytes} free; "
+        remedy = self.remedy or "use smaller inputs, or try again when other calls have ended"
+        return f"{self.domain}: {sizes if self.needed_bytes else ''}{remedy}"
 
 
 @dataclass(eq=False)
@@ -592,14 +611,21 @@ class EnvironmentsFull(CapacityError):
 
 @dataclass(eq=False)
 class DeviceFull(CapacityError):
-    """A GPU function needs more device memory than the engine's buffer pool has."""
+    """A GPU function needs more device memory than the engine's buffer pool has.
+
+    `needed_bytes` is 0 if unknown.
+    """
 
     device: str
     needed_bytes: int
     pool_bytes: int
 
     def __str__(self) -> str:
-        return f"{self.device}: {self.needed_bytes} bytes needed, the pool has {self.pool_bytes}"
+        needed = f"{self.needed_bytes} bytes" if self.needed_bytes > 0 else "more memory"
+        return (
+            f"{self.device}: the call needs {needed}, its engine has {self.pool_bytes} bytes for "
+            "buffers; use smaller inputs, or options of the device with fewer workers or weights"
+        )
 
 
 @dataclass(eq=False)

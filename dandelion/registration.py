@@ -253,7 +253,7 @@ class Registrar:
         compositions = self._compositions(texts, {f.name: f for f in functions})
         for name in [*names, *(c.name for c in compositions)]:
             if name in self.platform:
-                raise Conflict("function", name, "a platform function has this name")
+                raise Conflict("function", name, "a platform function has this name; rename it")
         self._check_users({f.name: f for f in functions}, compositions)
         return Batch(functions, compositions, list(self._libraries.values()), self._blobs)
 

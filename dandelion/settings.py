@@ -117,7 +117,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             they pass on stays on the device.
         packages_folder: folder with wheels, from which functions may have Python packages.
         packages_index: URL of a package index for the same, such as ``https://HOST/simple``; if
-            there is a folder, it goes first. With neither, functions cannot bring packages along.
+            there is a folder, it is searched first. With neither, functions cannot have packages.
         packages_cache: folder for prepared packages. By default that of a durable catalogue, else
             ``dandelion/packages`` in the user's folder for caches.
         packages_bytes: of all prepared packages together.

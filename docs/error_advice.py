@@ -24,7 +24,8 @@ ADVICE = {
     ),
     "TooLarge": Advice(
         "A request is larger than `body_limit_bytes`, or an item larger than a set allows.",
-        "Send less at a time, or raise the [setting](settings.md) that the message names.",
+        "Send less at a time, or raise what the message names: a [setting](settings.md), or a "
+        "limit of the function.",
     ),
     "TooMany": Advice(
         "A request has more items than `items_limit`, or a function gave more than it may.",
@@ -168,7 +169,7 @@ ADVICE = {
     ),
     "EnvironmentsFull": Advice(
         "The packages of registered functions take `packages_bytes` together.",
-        "Remove functions that nobody calls, or raise the [setting](settings.md).",
+        "Remove functions that are not called, or raise the [setting](settings.md).",
     ),
     "DeviceFull": Advice(
         "Buffers of one call are larger than the memory that the node took on the device.",

@@ -2,7 +2,7 @@
 
 The function `SCRIPT` gets a list of calls and a piece of memory, and gives what each call returned
 and that memory. It has inline assembly, which registration refuses, so hosts are started here with
-that check taken out: what must hold is the wall behind it.
+that check taken out: the next layer of protection must stop the attack.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def texts(outputs: InstanceSets, position: int = 0) -> dict[str, bytes]:
 
 
 async def contexts(domain: MemoryDomain) -> int:
-    """Count the contexts of a domain that are in use, once threads have let go of theirs."""
+    """Count the contexts of a domain that are in use, once threads have released theirs."""
     for _ in range(100):
         await asyncio.sleep(0)  # the loop's current step may still refer to a result
         gc.collect()  # tracebacks of errors that a test has caught refer to frames with contexts

@@ -19,16 +19,20 @@ from dandelion.errors import (
     Cancelled,
     ContextFull,
     DandelionError,
+    DeadlineExceeded,
     DeviceFull,
     ErrorRecord,
+    Exited,
     InternalError,
     InvalidComposition,
     InvalidInput,
     NoEngine,
+    OutOfMemory,
     Problem,
     Raised,
     RequestFailed,
     TimedOut,
+    TooLarge,
     Unknown,
     from_record,
     nearest,
@@ -42,7 +46,9 @@ def classes(root: type[DandelionError] = DandelionError) -> list[type[DandelionE
     return found
 
 
-PROBLEM = Problem("code", "message", "f:1:2", 1, 2, "expected", "found", "near", "excerpt\n^")
+PROBLEM = Problem(
+    "code", "message", "f:1:2", 1, 2, "expected", "found", "near", "excerpt\n^", "hint"
+)
 SAMPLES: dict[str, Any] = {
     "str": "text ü",
     "str | None": "text",
@@ -176,6 +182,37 @@ def test_optional_fields_stay_optional() -> None:
     no_engine = across(NoEngine("f", (), ("python",)))
     assert isinstance(no_engine, NoEngine)
     assert (no_engine.formats, no_engine.available) == ((), ("python",))
+
+
+@pytest.mark.parametrize(
+    ("error", "parts"),
+    [
+        (TimedOut("f", "wall", 0.5), ["'f'", "0.5 s", "'wall_s'", "deadline"]),
+        (TimedOut("f", "cpu", 2), ["'f'", "2 s", "'cpu_s'"]),
+        (OutOfMemory("f", 64), ["'f'", "64 bytes", "'memory_bytes'"]),
+        (Exited("f", 0), ["'f'", "code 0", "before it returned its outputs"]),
+        (DeadlineExceeded(2), ["2 s", "later deadline"]),
+        (Cancelled("by its caller"), ["the invocation", "by its caller"]),
+        (TooLarge("body", 9, 8, "raise 'x'"), ["body", "9 bytes", "limit 8", "or raise 'x'"]),
+        (TooLarge("body", 9, 8), ["make it smaller"]),
+        (ContextFull("shared", 9, 8), ["shared", "9 bytes", "8 free", "smaller inputs"]),
+        (ContextFull("shared", 9, 8, "raise 'x'"), ["shared", "9 bytes", "8 free", "raise 'x'"]),
+        (DeviceFull("cuda:0", 9, 8), ["cuda:0", "9 bytes", "has 8 bytes", "fewer workers"]),
+        (DeviceFull("cuda:0", 0, 8), ["cuda:0", "more memory", "has 8 bytes"]),
+        (Problem("c", "no x", "f:1:2", nearest="y", hint="add x"), ["f:1:2: no x; add x", "'y'"]),
+    ],
+    ids=str,
+)
+def test_a_message_says_what_where_and_what_to_do(
+    error: DandelionError | Problem, parts: list[str]
+) -> None:
+    for part in parts:
+        assert part in str(error)
+
+
+def test_unknown_sizes_are_left_out() -> None:
+    assert "0 bytes" not in str(ContextFull("no memory file", 0, 0))
+    assert "needs 0" not in str(DeviceFull("cuda:0", 0, 8))
 
 
 def test_the_root_of_a_failure_is_found() -> None:

@@ -124,7 +124,7 @@ def test_constants_are_open_only_for_their_own_calls() -> None:
     other = WEIGHTS * 2
     runner.weigh(weighed())
     runner.weigh(weighed(other, "G"), other)
-    runner.run(totals(times=1), one("x", bytes(64)), settle=False)
+    runner.run(totals(times=1), one("x", bytes(64)), clean_up=False)
     runner.weigh(weighed())
     closed, open_ = Protection.NONE, Protection.READ
     assert next(s for s in seen if s) == [open_]

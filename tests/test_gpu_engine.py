@@ -163,9 +163,9 @@ class Runner:
         deadline_ns = time.monotonic_ns() + left_ns
         return Call(self.number, wanted, inputs, self.domain, deadline_ns, left_ns / 1e9)
 
-    def run(self, wanted: Function, *inputs: ItemSet | None, settle: bool = True) -> InstanceSets:
+    def run(self, wanted: Function, *inputs: ItemSet | None, clean_up: bool = True) -> InstanceSets:
         outputs = self.engine.run(self.call(wanted, *inputs))
-        if settle:
+        if clean_up:
             self.engine.clean_up()
         return outputs
 
@@ -218,8 +218,8 @@ def test_buffers_begin_with_zeros_at_every_call(runner: Runner) -> None:
     wanted = totals()
     for size in (1000, 70, 1000, 3000, 1):
         x = np.arange(size, dtype=np.int32)
-        for settle in (True, False):
-            result = first(runner.run(wanted, one("x", x), settle=settle))
+        for clean_up in (True, False):
+            result = first(runner.run(wanted, one("x", x), clean_up=clean_up))
             assert (result.numpy(np.int32) == 3 * x).all()
 
 

@@ -372,7 +372,7 @@ def test_recycling_from_many_threads_zeroes_each_range_once() -> None:
                     failures.append("not zero")
                 context.view[:] = bytes([mark]) * context.size_bytes
                 if bytes(context.view) != bytes([mark]) * context.size_bytes:
-                    failures.append("somebody else wrote")
+                    failures.append("another thread wrote")
                 del context
                 if mark % 2:
                     domain.recycle()

@@ -241,7 +241,7 @@ def test_watching_calls_back_at_once_when_it_is_hurried(
         changed = asyncio.get_running_loop().create_future()
         watching = asyncio.create_task(file.watch(changed.set_result))
         write_tokens(path, [record("b")])
-        file.hurry()
+        file.read_now()
         records = await asyncio.wait_for(changed, 20)
         watching.cancel()
         return [r.name for r in records]

@@ -1,7 +1,7 @@
 """Operations denied to a process that runs WebAssembly, tested as if a module had escaped.
 
-The process makes the system calls itself, after its confinement: what must hold is the wall behind
-wasmtime. A control group makes the same calls in a process without the wall, where they succeed.
+The process makes the system calls itself, after its confinement, so this tests the protection
+behind wasmtime. A control group makes the same calls in a process without it, where they succeed.
 """
 
 from __future__ import annotations

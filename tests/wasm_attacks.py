@@ -1,8 +1,8 @@
 """A process that runs WebAssembly, as if a module had escaped: it makes the system calls of a test.
 
 The program prepares an engine as an engine process does, with or without confinement. Then it takes
-attacks, each a list of system calls, and tells what they returned. Without confinement each attack
-runs in a fork, since it may end the process.
+attacks, each a list of system calls, and reports what they returned. Without confinement each
+attack runs in a fork, since it may end the process.
 """
 
 from __future__ import annotations

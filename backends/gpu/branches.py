@@ -119,7 +119,7 @@ def _uses(accesses: Sequence[Mapping[str, Access]]) -> list[Use]:
 
 
 class _Order:
-    """Tells which buffers are used one after the other on the lanes of a schedule."""
+    """Returns which buffers are used one after the other on the lanes of a schedule."""
 
     def __init__(self, schedule: LaneSchedule, accesses: Sequence[Mapping[str, Access]]) -> None:
         self._schedule = schedule

@@ -56,7 +56,7 @@ class Compiler:
         code: ends the names of the functions that give the binary.
         options: for an architecture.
         headers: options that show it the toolkit's headers; they change nothing else.
-        reference: of a program, as the function that destroys it wants it.
+        reference: of a program, in the form that the function that destroys it takes.
     """
 
     load: Callable[[], Any]
@@ -122,7 +122,7 @@ class Calls:
     attributes: Attributes
     describe: Callable[[Any], str]
     version: Function
-    # the process's hold on a device: (ordinal)
+    # the process's reference to a device: (ordinal)
     retain: Function
     release: Function
     set_heap_limit: Function  # (bytes): the heap of malloc in kernels

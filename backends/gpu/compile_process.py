@@ -1,6 +1,6 @@
 """Compile sources in a process of their own: ``python -m dandelion.backends.gpu.compile_process``.
 
-A compiler is a large program that reads text which anybody may have written, so it runs neither in
+A compiler is a large program that reads text of untrusted users, so it runs neither in
 the node nor for longer, or with more memory, than is set here. The process reads one `Job` from its
 input, loads the compiler, gives up its rights, compiles, writes one `Answer`, and leaves. It keeps
 nothing: the node puts the binaries into the cache, so a compiler that was led astray answers for
@@ -74,7 +74,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
     """What to compile.
 
     Attributes:
-        parent: id of the process that wants it.
+        parent: id of the process that requests it.
         folder: for temporary files of this process alone.
         backend: whose compiler.
         arch: for which architecture.

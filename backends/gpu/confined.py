@@ -3,7 +3,7 @@
 Kernels of users are native code there, so whatever such a process has is theirs. The broker keeps a
 number of processes, **kernel hosts** (`.kernel_host`), each for one function alone, and carries the
 calls of that function there and back: inputs are copied into a file of memory that the two share,
-outputs from there to where the call wants them. So code and data of two functions never meet in a
+outputs from there to where the call needs them. So code and data of two functions never meet in a
 process, and the arena is mapped in none of them.
 
 A host is believed nothing. What a call needs and gives is planned here, so of an answer only one is

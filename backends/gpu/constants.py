@@ -114,7 +114,7 @@ class DeviceConstants:
         Args:
             program: of the function.
             items: of the call.
-            keep: bring them to the device if they are not there, and keep them for this function.
+            keep: copy them to the device if they are not there, and keep them for this function.
 
         Returns:
             None if they are to be copied with the call, or there are none.

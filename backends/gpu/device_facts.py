@@ -17,7 +17,7 @@ class Abilities:
         asynchronous: calls return before the work is done.
         registers: `register` makes copies of that host memory faster.
         host_visible: the pool lies in host memory, so copies are memory copies.
-        protected_memory: there is memory beside the pool, and kernels obey its `Protection`.
+        protected_memory: there is memory beside the pool, and its `Protection` holds for kernels.
         host_execution: kernels run on the host's processors, as code of this process.
     """
 

@@ -1,7 +1,7 @@
 """The process that kernel hosts are forked from, seen from both sides.
 
 Most of what a kernel host needs to start is the same for all: an interpreter, and the libraries of
-the device. The **template** loads them once and then forks a host whenever its broker wants one. It
+the device. The **template** loads them once and then forks a host when its broker requests one. It
 runs no code and sees no data of users, has one thread, opens no device and keeps nothing of a host
 but its process id. A host closes the connection to the broker before it does anything else.
 

@@ -226,7 +226,7 @@ class Modules:
                 self._device.unload(module)
 
     def _trim(self, kept: Ready) -> None:
-        """Hold the bounds, but keep a plan and its modules: it is about to run."""
+        """Enforce the bounds, but keep a plan and its modules: it is about to run."""
         while len(self._ready) > self._plans:
             self._drop(next(p for p in self._ready if p is not kept.plan))
         unused = [d for d in self._modules if d not in kept.modules]

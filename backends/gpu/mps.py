@@ -129,5 +129,5 @@ def share_by_mps(percentage: str) -> Sharing:
 
 
 def _inherited() -> dict[str, str]:
-    """The environment without anybody else's MPS."""
+    """The environment without the MPS of other programs."""
     return {k: v for k, v in os.environ.items() if not k.startswith("CUDA_MPS_")}

@@ -110,7 +110,8 @@ class GpuOptions:
         number = text.removeprefix(f"{AUTO}:")
         if not (number.isdecimal() and int(number) <= MAX_WORKERS):
             hint = f"write 0 to {MAX_WORKERS}, {AUTO}, or {AUTO}:N for at most N"
-            raise InvalidInput(f"{self.backend}.workers", f"'{text}'", hint)
+            message = f"'{text}' is not a number of workers"
+            raise InvalidInput(f"{self.backend}.workers", message, hint)
         return int(number)
 
     def elastic(self) -> bool:
@@ -121,7 +122,8 @@ class GpuOptions:
         """Part of the compute units that each worker may use; empty for all."""
         text = self.text("worker_percentage")
         if text and not (text.isdecimal() and 0 < int(text) <= 100):
-            raise InvalidInput(f"{self.backend}.worker_percentage", f"'{text}'", "write 1 to 100")
+            where = f"{self.backend}.worker_percentage"
+            raise InvalidInput(where, f"'{text}' is not a percentage", "write 1 to 100")
         return text
 
     def processes(self) -> int:
@@ -129,7 +131,8 @@ class GpuOptions:
         text = self.text("processes") or str(DEFAULT_PROCESSES)
         if not (text.isdecimal() and 1 <= int(text) <= MAX_PROCESSES):
             where = f"{self.backend}.processes"
-            raise InvalidInput(where, f"'{text}'", f"write 1 to {MAX_PROCESSES}")
+            message = f"'{text}' is not a number of processes"
+            raise InvalidInput(where, message, f"write 1 to {MAX_PROCESSES}")
         return int(text)
 
     def weights(self) -> WeightsLimit:

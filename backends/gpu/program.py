@@ -186,7 +186,7 @@ def _constants(spec: FunctionSpec, code: _Code) -> dict[str, Digest]:
 
 
 def _mismatches(spec: FunctionSpec, config: GpuConfig) -> list[Problem]:
-    """Hold the declared sets against the blueprint's buffers."""
+    """Compare the declared sets with the blueprint's buffers."""
     body = config.blueprint
     needed = dict.fromkeys((*body.inputs, *body.weights))
     given = dict.fromkeys(spec.input_names)

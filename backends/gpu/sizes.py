@@ -38,7 +38,7 @@ class Sizes:
         self._batch_size = config.blueprint.batch
 
     def number(self, where: str, size: Size, smallest: int, largest: int) -> int:
-        """Evaluate a size and hold it against bounds."""
+        """Evaluate a size and check its bounds."""
         value = size.value if type(size) is Absolute else self.value(where, size)
         if smallest <= value <= largest:
             return value

@@ -81,7 +81,7 @@ def passes_by(request: HttpRequest) -> bool:
 
 
 def only_if_cached(request: HttpRequest) -> bool:
-    """Tell whether a request wants no other answer than one of the cache (section 5.2.1.7)."""
+    """Return whether a request accepts only an answer of the cache (section 5.2.1.7)."""
     return "only-if-cached" in _directives(request)
 
 

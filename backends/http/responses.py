@@ -18,6 +18,7 @@ HEAP_BYTES = 1024
 """Bodies up to this size stay on the heap, where they cost less than a context."""
 
 _COPY_BYTES = 4 * 1024 * 1024
+_REMEDY = "raise 'output_bytes' in the limits of the function"
 
 Answer: TypeAlias = tuple[bytes, Bytes]
 """The headers item and the body of a response."""
@@ -33,7 +34,9 @@ class OutputRoom:
     def take(self, item: str, size_bytes: int) -> None:
         self.taken_bytes += size_bytes
         if self.taken_bytes > self.limit_bytes:
-            raise TooLarge(f"response of item '{item}'", self.taken_bytes, self.limit_bytes)
+            raise TooLarge(
+                f"response of item '{item}'", self.taken_bytes, self.limit_bytes, _REMEDY
+            )
 
 
 def version_of(response: aiohttp.ClientResponse) -> tuple[int, int]:

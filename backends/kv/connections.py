@@ -6,7 +6,7 @@ into a context of its own as it arrives. So neither a value nor a broken server 
 memory.
 
 It overrides `_read` and `_readline` of the library's parser for the second version of the protocol,
-which are not public; the tests with a real server hold that they are called. Connections are taken
+which are not public; the tests with a real server check that they are called. Connections are taken
 from the library's pool, which connects, signs in, and drops connections that the server has closed.
 """
 

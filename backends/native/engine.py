@@ -230,7 +230,7 @@ def _context(call: Call, program: NativeProgram) -> NativeContext:
     try:
         return NativeContext(call, program)
     except OSError as error:
-        raise ContextFull(f"memory file: {error.strerror}", 0, 0) from None
+        raise ContextFull(f"no memory file: {error.strerror}", 0, 0) from None
 
 
 def _send_call(sandbox: NativeSandbox, context: NativeContext, program: NativeProgram) -> None:

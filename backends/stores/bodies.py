@@ -41,7 +41,8 @@ class OutputBudget:
             self.bytes_taken += size_bytes
         if self.bytes_taken > self.limits.output_bytes:
             where = f"function '{self.function}', result of item '{item}'"
-            raise TooLarge(where, self.bytes_taken, self.limits.output_bytes)
+            remedy = "raise 'output_bytes' in the limits of the function"
+            raise TooLarge(where, self.bytes_taken, self.limits.output_bytes, remedy)
 
     def count(self, item: str, items: int) -> None:
         """Count output items; raises `TooMany` above the function's ``output_items``."""

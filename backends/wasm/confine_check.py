@@ -1,6 +1,6 @@
 """What confines engine processes on this machine.
 
-A process confines itself as an engine process does, and tells what is enforced.
+A process confines itself as an engine process does, and reports what is enforced.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What does a call on another node cost, and what do more nodes bring?
+"""What does a call on another node cost, and what do more nodes gain?
 
 All nodes are on this machine, in processes of their own, and talk over loopback. So the figures
 show what the platform adds; what a network takes comes on top, and all nodes share the cores.

@@ -87,20 +87,22 @@ def starts(bench: Bench, pairs: Mapping[str, Pair]) -> list[Row]:
     rows = [row(system_of(b), "the first", _back_to_back(pair[0], 1)) for b, pair in pairs.items()]
     count = bench.pick(60, 1000, 3000)
     actions = {name: _checked(pair[0]) for name, pair in pairs.items()}
-    settle = {name: pair[0].engine.clean_up for name, pair in pairs.items()}
+    clean_up = {name: pair[0].engine.clean_up for name, pair in pairs.items()}
     bench.say(BURSTS)
     bursts = bench.pick(4, 50, 100) * BURST
-    rows += _rows(BURSTS, in_turns(actions, count=bursts, warm_up=BURST, after=settle, block=BURST,
-                                   rest_s=REST_S))  # fmt: skip
+    rows += _rows(BURSTS, in_turns(actions, count=bursts, warm_up=BURST, after=clean_up,
+                                   block=BURST, rest_s=REST_S))  # fmt: skip
     bench.say(BACK_TO_BACK)
-    rows += _rows(BACK_TO_BACK, in_turns(actions, count=count, warm_up=20, after=settle, block=20))
+    rows += _rows(
+        BACK_TO_BACK, in_turns(actions, count=count, warm_up=20, after=clean_up, block=20)
+    )
     for name, action in actions.items():
         bench.say(f"{STEADY}, {system_of(name)}")
-        after = {name: _paused(settle[name], 1 / STEADY_PER_S)}
+        after = {name: _paused(clean_up[name], 1 / STEADY_PER_S)}
         timed = in_turns({name: action}, count=bench.pick(20, 300, 600), after=after)
         rows += _rows(STEADY, timed)
     bench.say(PACED)
-    paced = {name: _paused(settle[name], 1 / PACE_PER_S / len(pairs)) for name in pairs}
+    paced = {name: _paused(clean_up[name], 1 / PACE_PER_S / len(pairs)) for name in pairs}
     rows += _rows(PACED, in_turns(actions, count=bench.pick(20, 150, 300), after=paced, warm_up=2))
     bench.say(TWO)
     both = {name: Samples() for name in pairs}
@@ -112,9 +114,9 @@ def starts(bench: Bench, pairs: Mapping[str, Pair]) -> list[Row]:
     return rows + _rows(TWO, both)
 
 
-def _paused(settle: Callable[[], object], pause_s: float) -> Callable[[], object]:
+def _paused(clean_up: Callable[[], object], pause_s: float) -> Callable[[], object]:
     def after() -> None:
-        settle()
+        clean_up()
         time.sleep(pause_s)
 
     return after
@@ -127,7 +129,7 @@ def _rows(x: str, timed: Mapping[str, Samples]) -> list[Row]:
 def none_waiting(bench: Bench, backends: list[str]) -> list[Row]:
     """Time calls of engines with one waiting sandbox and no time to replace it.
 
-    The sandbox of a call is replaced when the next begins, since nothing settles the engine.
+    The sandbox of a call is replaced when the next begins, since nothing calls `clean_up`.
     """
     with contextlib.ExitStack() as stack:
         actions = {}

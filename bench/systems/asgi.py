@@ -27,11 +27,11 @@ from ..processes import ServerProcess, module
 from . import names
 
 AsgiMessage: TypeAlias = MutableMapping[str, Any]  # as ASGI has it
-Reply: TypeAlias = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
+Responder: TypeAlias = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
 """Answers the path and the body of a request with a status and a body."""
 
 
-def application(reply: Reply) -> Callable[..., Awaitable[None]]:
+def application(reply: Responder) -> Callable[..., Awaitable[None]]:
     """Make an ASGI application that answers whole bodies."""
 
     async def app(
@@ -80,7 +80,7 @@ async def _echo(_: str, body: bytes) -> tuple[int, bytes]:
     return 200, body
 
 
-def _torch() -> Reply:
+def _torch() -> Responder:
     network = importlib.import_module("dandelion.bench.systems.torch_network").Network()
 
     async def reply(_: str, body: bytes) -> tuple[int, bytes]:
@@ -89,7 +89,7 @@ def _torch() -> Reply:
     return reply
 
 
-def _ray() -> Reply:
+def _ray() -> Responder:
     network = importlib.import_module("dandelion.bench.systems.torch_network").Network
     ray = importlib.import_module("ray")
     ray.init(include_dashboard=False, configure_logging=False, log_to_driver=False)

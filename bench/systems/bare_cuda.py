@@ -126,7 +126,7 @@ class CudaLikeStream(BareStream):
         return binary
 
     def _memory(self, size_bytes: int) -> tuple[int, Any]:
-        """Allocate device memory; give its address as a number and as the binding wants it."""
+        """Allocate device memory; give its address as a number and as the binding takes it."""
         address = int(self._do("allocate", self._calls.allocate(size_bytes)))
         place = self._calls.pointer(address)
         self._closing.callback(self._calls.free, place)

@@ -40,7 +40,7 @@ class PreparedCall:
     """A call of a function on an engine.
 
     Attributes:
-        outputs: of the last call, until `settle`.
+        outputs: of the last call, until `clean_up`.
     """
 
     def __init__(

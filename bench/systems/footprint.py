@@ -22,7 +22,7 @@ from dandelion.errors import DandelionError
 from dandelion.function import FunctionSpec
 from dandelion.node import Node
 
-from ..process_facts import children, open_files, own_bytes, settled_bytes
+from ..process_facts import children, open_files, own_bytes, trimmed_bytes
 from ..processes import program_main, run_program
 from .echoes import GPU, echo
 from .nodes import open_node
@@ -119,7 +119,7 @@ def _state(node: Node, backend: str = "") -> NodeState:
             break
         time.sleep(_QUIET_S)
     return NodeState(
-        settled_bytes(), sum(own_bytes(pid) for pid in found), facts.arena.used_bytes,
+        trimmed_bytes(), sum(own_bytes(pid) for pid in found), facts.arena.used_bytes,
         facts.arena.contexts, files, threading.active_count(), len(found),
         _device_bytes(backend),
     )  # fmt: skip

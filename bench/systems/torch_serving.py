@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .asgi import Reply, application, serve
+from .asgi import Responder, application, serve
 from .served_networks import ServedNetwork, network, torch_library
 
 Compute = Callable[[list[bytes]], list[bytes]]
@@ -85,7 +85,7 @@ class Batches:
         return found
 
 
-def single(compute: Compute) -> Reply:
+def single(compute: Compute) -> Responder:
     """Answer each request by itself."""
 
     async def reply(_: str, body: bytes) -> tuple[int, bytes]:
@@ -94,7 +94,7 @@ def single(compute: Compute) -> Reply:
     return reply
 
 
-def joined(compute: Compute, largest: int) -> Reply:
+def joined(compute: Compute, largest: int) -> Responder:
     """Answer requests that wait together."""
     waiting: asyncio.Queue[tuple[bytes, asyncio.Future[bytes]]] = asyncio.Queue()
     tasks: list[asyncio.Task[None]] = []

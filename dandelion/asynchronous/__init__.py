@@ -1,4 +1,4 @@
-"""Asynchronous invocations: the node accepts one, runs it, and keeps what came of it.
+"""Asynchronous invocations: the node accepts one, runs it, and keeps its result.
 
 Files: `records` (what is stored and shown), `failures` (errors), `life` (the pure state machine),
 with `kept`, `actions`, `waiting` and `invariants`, `stored_sets` (sets as bytes), `store` (the

@@ -1,4 +1,4 @@
-"""What `life.KeptLives` wants done. The node carries the actions out in order."""
+"""The actions that `life.KeptLives` requests. The node carries the actions out in order."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def constant_text(value: object, is_installed: Callable[[str], bool]) -> str:
 
     Args:
         value: of a name of a module.
-        is_installed: tells whether a module is one that nodes have, and not the user's own.
+        is_installed: returns whether a module is one that nodes have, and not the user's own.
 
     Raises:
         NotExact: no text gives an equal value, or the text is too long.

@@ -91,7 +91,8 @@ class CapturedModules:
         if spec is None:
             if optional:
                 return
-            refuse("not-captured", f"module '{name}' is not found", *where)
+            hint = "install it, or correct the name"
+            refuse("not-captured", f"module '{name}' is not found", *where, hint)
         package, _, _ = name.rpartition(".")
         if package:
             self.add(package, where)
@@ -113,7 +114,8 @@ class CapturedModules:
         self.files[f"{kind}:{name}"] = self._text(name, file)
         if len(self.files) > FILES_LIMIT or sum(map(len, self.files.values())) > BYTES_LIMIT:
             message = f"the imported modules of the project are too many or too large at '{name}'"
-            refuse("not-captured", message, *where, f"{FILES_LIMIT} modules, {BYTES_LIMIT} bytes")
+            hint = f"at most {FILES_LIMIT} modules and {BYTES_LIMIT} bytes are taken; import less"
+            refuse("not-captured", message, *where, hint)
         for module, line, column, optional in imported(file.tree, name, is_package):
             self.add(module, (file.name, line, column), optional)
 

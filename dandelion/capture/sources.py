@@ -94,9 +94,7 @@ def refuse(code: str, message: str, where: str, line: int, column: int, hint: st
     text = linecache.getline(where, line).rstrip("\n")
     excerpt = f"{text}\n{' ' * (column - 1)}^" if text else ""
     at = f"{where}:{line}:{column}"
-    raise InvalidFunction(
-        (Problem(code, message, at, line, column, expected=hint, excerpt=excerpt),)
-    )
+    raise InvalidFunction((Problem(code, message, at, line, column, hint=hint, excerpt=excerpt),))
 
 
 def code_of(function: Callable[..., Any]) -> CodeType | None:

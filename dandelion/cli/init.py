@@ -29,7 +29,7 @@ def total(counts: list[dict]) -> dict:
 
 @dd.composition
 def word_count(pages):
-    """Count each page for itself, then add."""
+    """Count each page separately, then add."""
     return {"words": total(count(dd.each(pages)))}
 '''
 TEST = '''"""Functions are plain Python; compositions run on a node in this process."""
@@ -75,7 +75,7 @@ def total(counts: list[dict]) -> dict:
 
 @dd.composition
 def word_count(pages):
-    """Count each page for itself, then add."""
+    """Count each page separately, then add."""
     return {"words": total(count(dd.each(pages)))}
 '''
 MODULE = '''"""What the functions of app.py use. It is registered with them."""

@@ -21,7 +21,7 @@ from dandelion.search_path import environment
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """What came of loading a file.
+    """The result of loading a file.
 
     Attributes:
         document: a `RegistrationDocument` in MessagePack; empty if it failed.

@@ -19,7 +19,7 @@ def add_projects(
     init.add_argument(
         "--with-packages",
         action="store_true",
-        help="also a module beside it, and a package that its functions bring along",
+        help="also a module beside it, and packages that its functions contain",
     )
     once = verbs.add_parser("run", parents=[local], help="run a file once, without a node")
     once.add_argument("source", metavar="FILE[:NAME]", help="a Python file, and what of it")

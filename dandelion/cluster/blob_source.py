@@ -1,6 +1,6 @@
 """Blobs of other nodes: fetched when they are needed, checked against their digest, and kept.
 
-A node that gets a call for a function that it does not have learns the digests and sizes of its
+A node that gets a call for a function that it does not have receives the digests and sizes of its
 blobs from the caller (`announced`). `blob` is called in threads that load functions, and waits for
 the node's loop, which asks the nodes that have announced the blob, one after the other.
 """

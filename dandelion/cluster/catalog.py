@@ -90,7 +90,7 @@ class Removal(msgspec.Struct, frozen=True, array_like=True):
     version: int | None
 
 
-Outcome = list[Record] | DandelionError
+ChangeResult = list[Record] | DandelionError
 
 
 class ClusterCatalog(Catalog):
@@ -121,7 +121,7 @@ class ClusterCatalog(Catalog):
         self._source = source
         self._prefix = os.urandom(6).hex()
         self._count = itertools.count(1)
-        self._waiting: dict[str, Future[Outcome]] = {}
+        self._waiting: dict[str, Future[ChangeResult]] = {}
         self._blobs: dict[str, Mapping[Digest, Bytes]] = {}  # of registrations of this node
         self.staged = StagedBlobs(None) if staged is None else staged
         self.blocked: CatalogUnavailable | None = None
@@ -174,7 +174,7 @@ class ClusterCatalog(Catalog):
         if propose is None:
             raise CatalogUnavailable("cluster", "this node has not joined it", "start the node")
         id_ = f"{self._me} {self._prefix} {next(self._count)}"
-        outcome: Future[Outcome] = Future()
+        outcome: Future[ChangeResult] = Future()
         with self._lock:
             if _total(self._blobs) + sum(map(_size, blobs.values())) > BLOBS_LIMIT_BYTES:
                 raise CatalogUnavailable("cluster", "too many registrations wait", "try again")
@@ -208,7 +208,7 @@ class ClusterCatalog(Catalog):
         with self._lock:
             waiting = list(self._waiting)
         for id_ in waiting:
-            self._settle(id_, error)
+            self._complete(id_, error)
 
     def keeps_blobs(self, place: int, command: Command, is_current: bool) -> bool:
         """Keep the blobs of a command that are here, until one at its place is carried out.
@@ -241,9 +241,9 @@ class ClusterCatalog(Catalog):
 
     def failed(self, id_: str, error: DandelionError) -> None:
         """A command of this node was not acknowledged. From any thread."""
-        self._settle(id_, error)
+        self._complete(id_, error)
 
-    def _settle(self, id_: str, outcome: Outcome) -> None:
+    def _complete(self, id_: str, outcome: ChangeResult) -> None:
         with self._lock:
             waiting = self._waiting.get(id_)
         if waiting is not None and not waiting.done():
@@ -256,7 +256,7 @@ class ClusterCatalog(Catalog):
             Unreadable: it is of a newer version.
             DandelionError: this node cannot, for another reason than that it is refused.
         """
-        outcome: Outcome
+        outcome: ChangeResult
         try:
             if command.kind == REGISTER:
                 outcome = self._carry_out_registration(place, command)
@@ -272,12 +272,12 @@ class ClusterCatalog(Catalog):
                 raise Unreadable(place, command, "unknown change")
         except DandelionError as error:
             if error.status >= 500:
-                self._settle(command.id, error)
+                self._complete(command.id, error)
                 raise
             outcome = error
         with self._lock:
             self._blobs.pop(command.id, None)
-        self._settle(command.id, outcome)
+        self._complete(command.id, outcome)
 
     def take_over(self, snapshot: Snapshot) -> None:
         """Replace everything by the state of another node; its blobs are here or staged.

@@ -83,7 +83,7 @@ class RemoteExecutor(Executor):
         around: what all executors share.
         placement: the other nodes.
         links: to them, by name.
-        resized: tells the scheduler how many places there are.
+        resized: called with the number of places, for the scheduler.
     """
 
     def __init__(

@@ -90,5 +90,5 @@ def check_secret(secret: bytes) -> bytes:
     """
     if len(secret) < SECRET_BYTES:
         hint = f"give {SECRET_BYTES} bytes or more, such as those of 'openssl rand -hex 32'"
-        raise InvalidInput("cluster_secret", f"it has {len(secret)} bytes", hint)
+        raise InvalidInput("cluster_secret", f"{len(secret)} bytes are too few", hint)
     return secret

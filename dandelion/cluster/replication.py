@@ -24,7 +24,7 @@ majority of voters that have not lost theirs, or all others. With n as the large
 have voted about place n + 1 at most, since only then it had all commands before, and each of them
 was known to one of those that answered. So it votes from place n + 2 on, and proposes commands
 without effect until the log is as long. If no voter has voted about anything, as after the first
-start, the one that finds this out tells the others, and the log begins.
+start, the one that detects this informs the others, and the log begins.
 
 Source: Lamport, "Paxos Made Simple", 2001.
 """
@@ -144,7 +144,7 @@ class Replica:
     # --- events -----------------------------------------------------------------------------------
 
     def propose(self, command: Command, now_ns: int) -> bool:
-        """Have a command chosen; its id is in `settled` or `failed` later. False if it is full."""
+        """Propose a command; its id is in `acknowledged` or `failed` later. False if it is full."""
         if len(self._proposals) >= PROPOSALS_LIMIT:
             return False
         self._proposals.append(Proposal(command, now_ns + GIVE_UP_NS))
@@ -366,7 +366,7 @@ class Replica:
             self._changes.saved.append(SavedCommand(self.length, command))
             self._append(command)
             self._changes.chosen.append(command)
-            self._settle(command.id)
+            self._acknowledge(command.id)
         self._found()
         if new and (self._round is None or self._round.place < self.length):
             self._begin(now_ns)
@@ -385,11 +385,11 @@ class Replica:
         self._promised = self._accepted = NO_BALLOT
         self._command = None
 
-    def _settle(self, id_: str) -> None:
+    def _acknowledge(self, id_: str) -> None:
         for proposal in self._proposals:
             if proposal.command.id == id_:
                 self._proposals.remove(proposal)
-                self._changes.settled.append(id_)
+                self._changes.acknowledged.append(id_)
                 return
 
     def _send(self, name: str, message: BallotMessage) -> None:

@@ -32,7 +32,7 @@ class Changes:
         anew: `saved` replaces all that was stored before.
         sent: receivers and messages.
         chosen: commands to be carried out, in order.
-        settled: ids of own proposals that are chosen.
+        acknowledged: ids of own proposals that are chosen.
         failed: ids of own proposals that are not acknowledged.
         behind: nodes that need a snapshot.
         offered: a snapshot of another node that this one needs.
@@ -43,7 +43,7 @@ class Changes:
     anew: bool = False
     sent: list[tuple[str, BallotMessage]] = field(default_factory=list)
     chosen: list[Command] = field(default_factory=list)
-    settled: list[str] = field(default_factory=list)
+    acknowledged: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     behind: list[str] = field(default_factory=list)
     offered: SnapshotAt | None = None

@@ -133,7 +133,7 @@ class AttemptsClause(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CatchClause(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Makes an item of set `target` of each instance that failed, and lets the others go on.
+    """Makes an item of set `target` of each instance that failed, and lets the others continue.
 
     Attributes:
         target: the errors set, a set of the composition.

@@ -33,8 +33,11 @@ def join_problems(
 ) -> Iterator[Problem]:
     """Report the problems of a `by` clause; `called` is None if the function is unknown."""
     if len(join.strategies) != len(join.order) - 1:
-        counts = f"{len(join.strategies)} for {len(join.order)} input sets"
-        message = f"a join needs one join word between two input sets; found {counts}"
+        counts = f"{len(join.order)} input sets with {len(join.strategies)} join words"
+        message = (
+            f"the join of '{application.function}' has {counts}; "
+            "write one join word between each two input sets"
+        )
         yield problem("join-shape", message, join.place)
     for twice in repeated(join.order):
         message = f"'{twice}' is joined twice; an input set occurs once after 'by'"

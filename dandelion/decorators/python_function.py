@@ -264,10 +264,10 @@ class _located:  # noqa: N801  # used like a function
 
 
 def _problem(
-    function: Callable[..., Any], code: str, message: str, expected: str = ""
+    function: Callable[..., Any], code: str, message: str, hint: str = ""
 ) -> InvalidFunction:
     file, line = place_of(function)
-    return InvalidFunction((Problem(code, message, f"{file}:{line}", line, expected=expected),))
+    return InvalidFunction((Problem(code, message, f"{file}:{line}", line, hint=hint),))
 
 
 @overload

@@ -124,7 +124,7 @@ class ConfinedProcess(EngineProcess):
             last = running
 
     def _look(self, running: int) -> None:
-        """Read requests while a call runs; stop it if the node wants that."""
+        """Read requests while a call runs; stop it if the node requests that."""
         assert self._engine is not None
         while self._running == running:
             if running in self._stopped:

@@ -77,7 +77,7 @@ class SliceDomain(MemoryDomain):
 
 
 class _Call(Call, eq=False, gc=False):
-    """A call whose node can stop it, and learns when its time starts."""
+    """A call that its node can stop; the node gets a message when its time starts."""
 
     process: EngineProcess | None = None
 

@@ -1,8 +1,8 @@
-"""The processes of one engine: the one in use, one that waits to follow it, and those that end.
+"""The processes of one engine: the one in use, a standby, and those that end.
 
-A process that has to go is killed and left to a thread: a device may take tenths of a second to let
-go of it, and who follows it needs little of what it held. Until it is gone its device may read and
-write the memory of the calls that were out, so that is kept as long.
+A process that must end is killed and reaped by a thread: a device may take tenths of a second to
+release it, and the next process needs little of its memory. Until it has ended, its device may read
+and write the memory of the calls that it had, so that memory is kept until then.
 """
 
 from __future__ import annotations

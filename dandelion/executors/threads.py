@@ -77,7 +77,7 @@ class ThreadExecutor(Executor):
                 log.exception("engine %s could not be closed", self.info.name)
 
     def _open(self) -> None:
-        """Make the engine, or bring it back after it was lost."""
+        """Make the engine, or make a new one after it was lost."""
         if self._closing:
             return
         try:

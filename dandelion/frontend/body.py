@@ -143,7 +143,7 @@ class Body:
 
     def _refuse(self, total_bytes: int) -> NoReturn:
         self._request.close = True
-        raise TooLarge("body", total_bytes, self._limit_bytes)
+        raise TooLarge("body", total_bytes, self._limit_bytes, "raise 'body_limit_bytes'")
 
 
 def _left() -> Cancelled:

@@ -305,7 +305,7 @@ class Client:
         """Invoke, and return a recording of the invocation for ``dandelion replay``.
 
         It has the code of all functions that the invocation can use, its inputs, all its calls and
-        what came of it, also if that is an error.
+        the result, also if that is an error.
 
         Raises:
             MissingRight: the token needs the rights ``read`` and ``invoke``.

@@ -16,7 +16,7 @@ the kernel would reset it, and the client could lose the response.
 A request may ask for another protocol (``Connection: upgrade``). The node serves no other one, so
 it answers as if the request did not ask, as RFC 9110 allows. httptools stops behind the head of
 such a request, since another protocol could follow; parsed as usual, the body would be the next
-request. So the parser gets the part of the head that tells where the body ends once more, without
+request. So the parser gets the part of the head that determines the body's end once more, without
 the upgrade, and then the rest. CONNECT is refused, since what follows it has no end.
 
 Trailers of a chunked body are discarded: as headers, they could change the meaning of a request

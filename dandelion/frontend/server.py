@@ -127,7 +127,7 @@ class Server(uvicorn.Server):
         if self.certificate is not None:
             self.certificate.reload()
         if self.tokens is not None:
-            self.tokens.hurry()
+            self.tokens.read_now()
 
     def stop(self) -> None:
         """Drain and stop; if called again, stop at once."""

@@ -48,8 +48,8 @@ class Signature(Protocol):
         """Names of sets that are fixed at registration."""
 
 
-class Outcome(Protocol):
-    """What came of an invocation."""
+class ServedResult(Protocol):
+    """The result of an invocation, as handlers read it."""
 
     @property
     def id(self) -> str:
@@ -76,11 +76,11 @@ class KeptInvocations(Protocol):
     ) -> Watched:
         """Tell about one: at once, or when there are events after `after`, or at its end."""
 
-    async def result(self, id_: str, *, tenant: str) -> Outcome:
+    async def result(self, id_: str, *, tenant: str) -> ServedResult:
         """Give the result of one."""
 
     async def cancel(self, id_: str, *, tenant: str) -> KeptView:
-        """End one, or forget it if it has ended; tells what it was before."""
+        """End one, or forget it if it has ended; return its state before."""
 
     async def list(
         self, *, tenant: str, state: KeptState | None = None, after: str = "", limit: int = 100
@@ -227,7 +227,7 @@ class Service(Protocol):
         tenant: str,
         trace_context: InvocationSpan | None = None,
         on_wait: Callable[[], None] | None = None,
-    ) -> Outcome:
+    ) -> ServedResult:
         """Invoke with sets; cancelling it cancels the invocation.
 
         `trace_context` is the span that the request has begun, see `Request.begin_span`.

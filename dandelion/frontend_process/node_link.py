@@ -236,7 +236,7 @@ class NodeLink:
             self._node.cancel(invocation, Cancelled("its client left"))
 
     def _ended(self, number: int, invocation: Invocation) -> None:
-        """Send what came of an invocation."""
+        """Send the result of an invocation."""
         if number not in self._running:  # the link is closed
             return
         del self._running[number]

@@ -9,7 +9,7 @@ import msgspec
 
 from dandelion.asynchronous.records import KeptPage, KeptRequest, KeptState, KeptView, Watched
 from dandelion.data import Bytes, ItemSet
-from dandelion.frontend.service import Outcome
+from dandelion.frontend.service import ServedResult
 from dandelion.frontend_process.messages import (
     AskKept,
     CancelKept,
@@ -59,9 +59,9 @@ class RemoteKept:
         """See `KeptInvocations`."""
         return await self._ask(WatchKept(id_, after, wait_s, end), tenant, _watched)
 
-    async def result(self, id_: str, *, tenant: str) -> Outcome:
+    async def result(self, id_: str, *, tenant: str) -> ServedResult:
         """See `KeptInvocations`."""
-        outcome: Outcome = await self._node.asked_kept(
+        outcome: ServedResult = await self._node.asked_kept(
             lambda number: FetchKept(number, id_, tenant)
         )
         return outcome

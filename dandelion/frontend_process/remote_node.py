@@ -65,7 +65,7 @@ _THREAD_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RemoteOutcome:
-    """What came of an invocation; see `dandelion.frontend.service.Outcome`."""
+    """The result of an invocation; see `dandelion.frontend.service.ServedResult`."""
 
     id: str
     sets: Sets
@@ -81,7 +81,7 @@ class RemoteNode(RemoteQueries):
         arena_descriptors: see `Service`.
 
     Attributes:
-        on_drain: called when the node wants no more requests.
+        on_drain: called when the node accepts no more requests.
         on_reload: called when there are other tokens or another certificate.
     """
 

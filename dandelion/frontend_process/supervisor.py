@@ -169,7 +169,7 @@ class Supervisor:
         """Have certificate, tokens and secrets read again, and the access log opened again."""
         reload_node(self._node)
         if self._tokens is not None:
-            self._tokens.hurry()
+            self._tokens.read_now()
         self._send(Reload(self._open.tokens, files=True))
 
     def _send_tokens(self, records: tuple[TokenRecord, ...]) -> None:

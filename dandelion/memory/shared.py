@@ -32,6 +32,7 @@ from dandelion.memory.context import (
 from dandelion.memory.free_ranges import FreeRanges
 
 _EAGER_BYTES = 128 * 1024  # zeroed while acquiring: costs less than touching fresh pages
+_REMEDY = "use smaller inputs or fewer invocations at once, or raise 'arena_bytes'"
 _LOOKS = 4
 """How many of the last returned slices are kept for `acquire_to_fill`, unless all are zeroed."""
 _WAITING_BYTES = 1024 * 1024  # zeroed by a waiting thread while it is still in the caches
@@ -110,7 +111,7 @@ class SharedDomain(MemoryDomain):
             if not zeroed:
                 break
         if start is None:
-            raise ContextFull(self.kind, size, self._ranges.largest)
+            raise ContextFull(self.kind, size, self._ranges.largest, _REMEDY)
         return self._context(start, size, size_bytes)
 
     def acquire_to_fill(self, size_bytes: int) -> Context:

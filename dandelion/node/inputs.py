@@ -17,9 +17,9 @@ from dandelion.errors import ContextFull, InvalidInput, nearest
 from dandelion.executors.staging import INLINE_COPY_BYTES
 from dandelion.memory import SharedDomain, Transfers
 
-PART = 8
-"""One part in so many of the arena is for inputs of callers that may have to wait."""
-_SPARE = 4  # times what is brought must be free beforehand
+STAGING_DIVISOR = 8
+"""This fraction of the arena, 1/STAGING_DIVISOR, is for inputs of callers that may have to wait."""
+_FREE_FACTOR = 4  # times the bytes of the inputs must be free beforehand
 
 InputSets = tuple[ItemSet | None, ...]
 
@@ -68,7 +68,7 @@ class InputStager:
         self._formats = formats
         self._arena = arena
         self._transfers = transfers
-        self._room = arena.map.size_bytes // PART
+        self._room = arena.map.size_bytes // STAGING_DIVISOR
         self._lock = threading.Lock()
 
     def stage(self, plan: CompositionPlan, inputs: InputSets) -> tuple[InputSets, int]:
@@ -114,7 +114,7 @@ class InputStager:
 
     def _taken(self, size: int) -> bool:
         with self._lock:
-            if size > self._room or _SPARE * size > self._arena.largest_free_bytes:
+            if size > self._room or _FREE_FACTOR * size > self._arena.largest_free_bytes:
                 return False
             self._room -= size
             return True

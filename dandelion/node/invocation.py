@@ -16,7 +16,7 @@ from dandelion.traces import Trace
 
 
 class InvocationResult(msgspec.Struct, frozen=True, eq=False):
-    """What came of an invocation.
+    """The result of an invocation.
 
     Attributes:
         id: of the invocation.

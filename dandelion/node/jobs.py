@@ -1,4 +1,4 @@
-"""What the scheduler wants done outside of engines: loading functions, and kept results.
+"""What the scheduler requests outside of engines: loading functions, and kept results.
 
 Reading, hashing and copying take as long as there is data. Small amounts are dealt with on the
 loop; everything else in a thread, which posts when it is done.

@@ -27,16 +27,16 @@ NamedSets = Mapping[str, ItemSet | None]
 
 
 class KeptRunner:
-    """Runs attempts and tells `KeptLives` how they end. For the loop's thread.
+    """Runs attempts and reports their ends to `KeptLives`. For the loop's thread.
 
     Args:
-        lives: is told.
+        lives: gets the reports.
         invoker: makes invocations.
         runtime: runs them.
         inputs: reads the inputs of a record from the store.
         default_deadline_s: of attempts.
         application: called with the id when an application ends.
-        pump: called after `lives` was told something.
+        carry_out: called after each report.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class KeptRunner:
         inputs: Callable[[KeptRecord], Awaitable[NamedSets]],
         default_deadline_s: float,
         application: Callable[[str, ApplicationEnd], None],
-        pump: Callable[[], None],
+        carry_out: Callable[[], None],
     ) -> None:
         self._lives = lives
         self._invoker = invoker
@@ -55,7 +55,7 @@ class KeptRunner:
         self._inputs = inputs
         self._default_deadline_s = default_deadline_s
         self._application = application
-        self._pump = pump
+        self._carry_out = carry_out
         self._running: dict[str, tuple[Invocation, WatchedWalk]] = {}
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._outputs: dict[str, NamedSets] = {}
@@ -112,7 +112,7 @@ class KeptRunner:
             self._start(record, sets)
         finally:
             self._reading.pop(record.id, None)
-        self._pump()
+        self._carry_out()
 
     def _start(self, record: KeptRecord, sets: NamedSets) -> None:
         if not self._invoker.running:
@@ -152,4 +152,4 @@ class KeptRunner:
             sets = invocation.walk.plan.named(outputs)
             if self._lives.finished(id_, size_of(sets), time.time()):
                 self._outputs[id_] = sets
-        self._pump()
+        self._carry_out()

@@ -69,7 +69,7 @@ log = logging.getLogger("dandelion.node")
 
 @dataclass(frozen=True, slots=True)
 class KeptOutcome:
-    """What came of an asynchronous invocation; see `dandelion.frontend.service.Outcome`."""
+    """The result of an asynchronous invocation; see `dandelion.frontend.service.ServedResult`."""
 
     id: str
     sets: Sets
@@ -118,7 +118,7 @@ class KeptService:
                 attempts=settings.async_attempts,
             )
         )
-        self._writer = KeptWriter(store, pool, self._stored, self._pump)
+        self._writer = KeptWriter(store, pool, self._stored, self._carry_out)
         self._runner = KeptRunner(
             self.lives,
             invoker,
@@ -126,14 +126,14 @@ class KeptService:
             lambda record: self._read(record.id, Part.INPUTS),
             settings.async_deadline_s,
             lambda id_, end: self.views.application(id_, end),
-            self._pump,
+            self._carry_out,
         )
         self.views = KeptViews(
             self.lives, settings.async_watchers, self._runner.progress, self._tick_later
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._pumping = False
+        self._is_acting = False
         self._inputs: dict[str, Mapping[str, ItemSet | None]] = {}
         self._accepting: dict[str, list[asyncio.Future[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -156,24 +156,24 @@ class KeptService:
         records = self._store.load()
         if records:
             self.lives.recovered(records, time.time())
-            self._pump()
+            self._carry_out()
 
     def adopt(self, records: Sequence[KeptRecord]) -> None:
         """Go on with invocations of another node, which the store has by now; on the loop."""
         self._loop = asyncio.get_running_loop()
         self.lives.recovered(records, time.time())
-        self._pump()
+        self._carry_out()
 
     def abandon(self, ids: Iterable[str], error: DandelionError) -> None:
         """Another node has taken these: end attempts, and forget them; on the loop."""
         self.lives.abandoned(ids, error, time.time())
-        self._pump()
+        self._carry_out()
 
     def closing(self, idle: Future[None]) -> None:
         """Take attempts back, and resolve a future when the store has everything; on the loop."""
         self._store.closing()
         self.lives.closing()
-        self._pump()
+        self._carry_out()
         self._runner.close()
         for task in self._tasks:
             task.cancel()
@@ -229,7 +229,7 @@ class KeptService:
         if kept.shown is None:
             waits = asyncio.get_running_loop().create_future()
             self._accepting.setdefault(id_, []).append(waits)
-        self._pump()
+        self._carry_out()
         if waits is not None:
             await waits
         return self.views.view(self.views.found(id_, tenant))
@@ -282,22 +282,22 @@ class KeptService:
         kept = self.views.found(id_, tenant)
         view = self.views.view(kept)
         self.lives.cancel(id_, time.time())
-        self._pump()
+        self._carry_out()
         return view
 
     # --- actions ----------------------------------------------------------------------------------
 
-    def _pump(self) -> None:
+    def _carry_out(self) -> None:
         """Carry out actions, also those that follow from them."""
-        if self._pumping:
+        if self._is_acting:
             return
-        self._pumping = True
+        self._is_acting = True
         try:
             while actions := self.lives.take():
                 for action in actions:
                     self._carriers[type(action)](action)
         finally:
-            self._pumping = False
+            self._is_acting = False
         self._tick_later()
 
     def _save(self, action: Save) -> None:
@@ -346,7 +346,7 @@ class KeptService:
     async def _send(self, sender: CallbackSender, record: KeptRecord) -> None:
         problem = await sender.send(record)
         self.lives.called(record.id, problem, time.time())
-        self._pump()
+        self._carry_out()
 
     # --- the rest ---------------------------------------------------------------------------------
 
@@ -381,7 +381,7 @@ class KeptService:
             for id_ in self._runner.ids:
                 self.views.tell_progress(id_)
         self.lives.tick(time.time())
-        self._pump()
+        self._carry_out()
 
 
 def _read_sets(store: KeptStore, id_: str, part: Part) -> dict[str, ItemSet | None]:

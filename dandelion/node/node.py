@@ -708,7 +708,7 @@ class Node:
         tenant: str = DEFAULT_TENANT,
         limit_bytes: int = RECORDING_LIMIT_BYTES,
     ) -> bytes:
-        """Invoke with sets, and record the invocation: code, inputs, calls, and what came of it.
+        """Invoke with sets, and record the invocation: code, inputs, calls, and the result.
 
         Functions are called one by one, also those that `fuse` would join. A failure of the
         invocation is part of the recording.

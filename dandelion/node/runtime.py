@@ -80,7 +80,7 @@ class Runtime:
 
     Args:
         scheduler: used by this runtime only.
-        jobs: carries out what the scheduler wants done outside of engines.
+        jobs: carries out what the scheduler requests outside of engines.
         observer: sees what happens.
         spin_us: how long the loop looks for answers of engine processes before it sleeps.
         meanwhile: something short to be done when calls were sent to engine processes.

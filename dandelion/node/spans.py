@@ -35,8 +35,8 @@ from dandelion.settings import Settings
 from dandelion.span_export.messages import (
     MESSAGE_LIMIT_BYTES,
     Batch,
+    ExportResult,
     InvocationRecord,
-    Sent,
     Setup,
 )
 from dandelion.trace_context import InvocationSpan
@@ -60,7 +60,7 @@ _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)[ \t]*[:=][ \t]*([\x21-\x7e]
 _INSTALL = "pip install 'dandelion-engine[otlp]'"
 
 log = logging.getLogger("dandelion.traces")
-_sent = msgspec.msgpack.Decoder(Sent)
+_sent = msgspec.msgpack.Decoder(ExportResult)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,9 @@ class SpanSender:
         except (OSError, EOFError, msgspec.MsgspecError) as error:
             self._leave()
             self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
-            sent = Sent(0, f"the exporting process failed: {str(error) or type(error).__name__}")
+            sent = ExportResult(
+                0, f"the exporting process failed: {str(error) or type(error).__name__}"
+            )
         else:
             self._pause_s = 0.0
         self._note(sent.reason)
@@ -179,7 +181,7 @@ class SpanSender:
         self._lost += count - exported
         self._taken += count
 
-    def _exchange(self, records: list[InvocationRecord]) -> Sent:
+    def _exchange(self, records: list[InvocationRecord]) -> ExportResult:
         connection = self._connection or self._start()
         shift_ns = time.time_ns() - time.monotonic_ns()
         connection.send_bytes(msgspec.msgpack.encode(Batch(shift_ns, records)))

@@ -12,7 +12,7 @@ A function names requirements. A confined process resolves them to wheels, and u
 new folder. The node checks what is in that folder, makes it read-only, and renames it to its key:
 the digest of the wheels, of the Python version and platform, and of the versions of the packages
 that sandboxes have from the node. So a folder with such a name is complete, equal sets share it,
-and nobody can put other content below that name. The wheels are noted in the registration, so that
+and no other content can be put below that name. The wheels are noted in the registration, so that
 the same ones are taken when the folder has to be made again.
 
 Only wheels are used. A source distribution would have to be built, which runs its code.

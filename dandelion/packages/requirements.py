@@ -22,7 +22,7 @@ COUNT_LIMIT = 64
 LENGTH_LIMIT = 300
 WHEELS_LIMIT = 512
 PROVIDED = ("msgspec", "numpy")
-"""Distributions that every sandbox has from the node. A set may bring another numpy along."""
+"""Distributions that every sandbox has from the node. A set may have another numpy."""
 
 FIXED = frozenset({"msgspec"})
 """Those of which it may not."""

@@ -1,6 +1,6 @@
 """Chooses wheels that fulfil requirements. Used in the process that prepares packages.
 
-The library resolvelib searches; this module tells it which wheels there are and what they need. A
+The library resolvelib searches; this module gives it the wheels and their requirements. A
 requirement with extras, such as ``httpx[http2]``, is a project of its own that needs ``httpx`` of
 the same version. The packages that sandboxes have from the node are candidates without a wheel, and
 are preferred.

@@ -57,7 +57,7 @@ class WheelFile:
         project: canonical name.
         version, tags: by its name.
         requires_python: a specifier; empty if the source does not say.
-        digest: SHA-256; empty if only its content tells.
+        digest: SHA-256; empty if it must be computed from the content.
         yanked: its author withdrew it.
         url: of the file; empty in a folder.
         metadata_url: of its metadata alone; empty if there is none.

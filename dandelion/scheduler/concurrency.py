@@ -5,8 +5,8 @@ Workers whose number is chosen by the node form a `WorkerPool` for each device. 
 memory and its place in the lanes, and finishes what it has, but takes nothing from a queue. So a
 change of the number of active workers costs nothing, and all queues stay as they are.
 
-The number follows from `climbing`. Workers are started when the climber wants more, twice as many
-each time. If one cannot be started, no others are for `RETRY_NS`.
+The number follows from `climbing`. Workers are started when the climber requests more, twice as
+many each time. If one cannot be started, no others are for `RETRY_NS`.
 
 **Reserve.** One inactive worker may take a call that waits if calls of its flow are short compared
 to all running ones (`SHORT_PART`), and its tenant has used less than half of its fair share of the
@@ -140,7 +140,7 @@ class WorkerPool:
         self._light_ns = now_ns
         return True
 
-    def spare(self) -> EngineState | None:
+    def free_reserve(self) -> EngineState | None:
         """Return a worker that is ready and not needed, unless another one is in use as reserve."""
         if self.reserve is not None:
             return None
@@ -187,7 +187,7 @@ class WorkerPool:
         return self.choose(now_ns)
 
     def choose(self, now_ns: int) -> bool:
-        """Make so many of the workers active as the climber wants; True if they are others."""
+        """Make so many of the workers active as the climber requests; True if they are others."""
         ready = [engine for engine in self.workers if engine.phase is EnginePhase.READY]
         ready.sort(key=_first_active)
         chosen = ready[: self.climber.target]

@@ -28,6 +28,8 @@ class Quota(NamedTuple):
     call_device_bytes: int = 1 << 62
 
 
+ARENA_REMEDY = "use smaller inputs, or ask the operator for a larger quota 'arena_bytes'"
+"""What a caller can do if the arena bytes of its tenant are used up."""
 NO_QUOTA = Quota()
 
 

@@ -24,6 +24,8 @@ from dandelion.scheduler.counts import ConstantsCounts
 from dandelion.scheduler.function_memory import FunctionMemory
 from dandelion.scheduler.records import CallState, EngineState, Flow, Phase, Presence
 
+_REMEDY = "use a smaller function, or raise 'arena_bytes' or the quota of the tenant"
+
 
 class Residency:
     """The functions in memory and on devices, and the functions that wait for room.
@@ -160,7 +162,9 @@ class Residency:
         del self.line[flow]
         flow.presence = Presence.ABSENT
         room = min(quota, self.node.capacity_bytes)
-        return _taken(flow.blocked), ContextFull("memory for functions", flow.size_bytes, room)
+        return _taken(flow.blocked), ContextFull(
+            "memory for functions", flow.size_bytes, room, _REMEDY
+        )
 
     def _leave_only(self, leaving: set[Flow]) -> None:
         self._stayed.extend(flow for flow in self.leaving if flow not in leaving)

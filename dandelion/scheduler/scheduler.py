@@ -27,6 +27,7 @@ from dandelion.scheduler.cores import CoreDivision
 from dandelion.scheduler.fleet import Fleet
 from dandelion.scheduler.pauses import Pauses
 from dandelion.scheduler.policy import Policy
+from dandelion.scheduler.quota import ARENA_REMEDY
 from dandelion.scheduler.records import CallState, InvocationState, Tenant
 
 _KEPT_DEADLINES = 64
@@ -99,7 +100,7 @@ class Scheduler:
             self.recount(tenant)
             left = quota.arena_bytes - tenant.arena_bytes
             if input_bytes > left:
-                return ContextFull(tenant.label, input_bytes, max(0, left))
+                return ContextFull(tenant.label, input_bytes, max(0, left), ARENA_REMEDY)
         return None
 
     # --- invocations --------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from dandelion.scheduler.cores import CoreDivision, CoreShares
 from dandelion.scheduler.lines import Lines, busy_owner, overfull
 from dandelion.scheduler.placement import Engines, Needs, best_free, no_engine
 from dandelion.scheduler.policy import NEVER, Policy
+from dandelion.scheduler.quota import ARENA_REMEDY
 from dandelion.scheduler.records import (
     CallQueue,
     CallState,
@@ -274,7 +275,9 @@ class Sending:
             self._recount(tenant)
             left = tenant.quota.arena_bytes - tenant.arena_bytes
             if needed > left:
-                self._fail(call, ContextFull(tenant.label, needed, max(0, left)), now_ns)
+                self._fail(
+                    call, ContextFull(tenant.label, needed, max(0, left), ARENA_REMEDY), now_ns
+                )
                 return
         call.phase = Phase.SENT
         call.engine = engine
@@ -355,7 +358,7 @@ class Sending:
         for pool in queue.lane.pools:
             if not pool.is_light(queue.flow, now_ns):
                 continue
-            engine = pool.spare()
+            engine = pool.free_reserve()
             if engine is None:
                 self.concurrency.start(pool, now_ns)
             elif engine in queue.lane.engines:

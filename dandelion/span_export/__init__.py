@@ -5,7 +5,8 @@ only sends records of invocations to this process, in batches; the process makes
 sends them to the collector by OpenTelemetry's own exporter. It has a low priority: if the machine
 has no time left, spans are dropped (and counted) and invocations are not delayed.
 
-The node sends `Setup`, then one `Batch` after the other; each is answered by `Sent`, so the node
-knows what was lost. OpenTelemetry's `BatchSpanProcessor` would drop spans without saying how many.
+The node sends `Setup`, then one `Batch` after the other; each is answered by `ExportResult`, so the
+node knows what was lost. OpenTelemetry's `BatchSpanProcessor` would drop spans without counting
+them.
 The end of the connection is the order to leave.
 """

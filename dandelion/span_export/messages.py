@@ -44,7 +44,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     records: list[InvocationRecord]
 
 
-class Sent(msgspec.Struct, frozen=True, array_like=True):
+class ExportResult(msgspec.Struct, frozen=True, array_like=True):
     """The answer to a batch.
 
     Attributes:

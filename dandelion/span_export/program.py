@@ -15,7 +15,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 from dandelion.confinement import libc
-from dandelion.span_export.messages import MESSAGE_LIMIT_BYTES, Batch, Sent, Setup
+from dandelion.span_export.messages import MESSAGE_LIMIT_BYTES, Batch, ExportResult, Setup
 from dandelion.span_export.spans import SpanMaker
 
 REQUEST_SPANS = 512
@@ -68,7 +68,7 @@ def main() -> int:
 
 def _export(
     exporter: OTLPSpanExporter, maker: SpanMaker, batch: Batch, last_message: _LastMessage
-) -> Sent:
+) -> ExportResult:
     spans = (span for record in batch.records for span in maker.spans(record, batch.shift_ns))
     count = 0
     while part := list(itertools.islice(spans, REQUEST_SPANS)):
@@ -80,5 +80,7 @@ def _export(
         if result is SpanExportResult.SUCCESS:
             count += len(part)
         else:
-            return Sent(count, last_message.text[:_REASON_LIMIT] or "the exporter gave no reason")
-    return Sent(count)
+            return ExportResult(
+                count, last_message.text[:_REASON_LIMIT] or "the exporter gave no reason"
+            )
+    return ExportResult(count)

@@ -89,7 +89,7 @@ class Played:
     # coming up
 
     def opened(self) -> None:
-        """Wait until the node wants the engine; a standby process waits here.
+        """Wait until the node starts the engine; a standby process waits here.
 
         Raises:
             Ended: the node does not want it.

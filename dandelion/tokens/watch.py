@@ -38,13 +38,13 @@ class TokenFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._hurry = asyncio.Event()
+        self._read_now = asyncio.Event()
         self._seen = self._version()
         self.records = read_tokens(path)
 
-    def hurry(self) -> None:
+    def read_now(self) -> None:
         """Have `watch` read the file now, also if it seems unchanged; on the event loop only."""
-        self._hurry.set()
+        self._read_now.set()
 
     def look(self, *, always: bool = False) -> bool:
         """Read the file if it has changed; return whether there are other tokens now."""
@@ -67,9 +67,9 @@ class TokenFile:
         """Call back with the records when they have changed, until it is cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), LOOK_S)
-            always = self._hurry.is_set()
-            self._hurry.clear()
+                await asyncio.wait_for(self._read_now.wait(), LOOK_S)
+            always = self._read_now.is_set()
+            self._read_now.clear()
             if await asyncio.to_thread(self.look, always=always):
                 changed(self.records)
 

@@ -161,9 +161,9 @@ def test_ids_of_other_tenants_do_not_exist() -> None:
         ):
             with pytest.raises(Unknown) as of_stranger:
                 use(stranger)
-            with pytest.raises(Unknown) as of_nobody:
+            with pytest.raises(Unknown) as of_unknown:
                 use(unknown)
-            expected = str(of_nobody.value).replace("0" * 32, handle.id)
+            expected = str(of_unknown.value).replace("0" * 32, handle.id)
             assert str(of_stranger.value) == expected
         assert node.submit("echo", a=b"other", key="k").id != handle.id
         assert handle.state() is KeptState.SUCCEEDED

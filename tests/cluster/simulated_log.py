@@ -30,7 +30,7 @@ from dandelion.cluster.ballots import (
     decode_saved,
     encode_saved,
 )
-from dandelion.cluster.catalog import REGISTER, ClusterCatalog, Outcome, Registration
+from dandelion.cluster.catalog import REGISTER, ChangeResult, ClusterCatalog, Registration
 from dandelion.cluster.log_driver import LogDriver
 from dandelion.cluster.log_threads import Work
 from dandelion.cluster.replication import Replica
@@ -244,7 +244,7 @@ class Catalog(ClusterCatalog):
                 raise Again from None
             raise
 
-    def _settle(self, id_: str, outcome: Outcome) -> None:
+    def _complete(self, id_: str, outcome: ChangeResult) -> None:
         if id_.startswith(f"{self.node.name}:") and not isinstance(outcome, DandelionError):
             self.node.world.acknowledged.add(id_)
         self._blobs.pop(id_, None)

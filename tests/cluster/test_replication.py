@@ -44,7 +44,7 @@ class Network:
     now_ns: int = 0
     replicas: dict[str, Replica] = field(default_factory=dict)
     stored: dict[str, list[bytes]] = field(default_factory=dict)
-    settled: set[str] = field(default_factory=set)
+    acknowledged: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     cut: set[str] = field(default_factory=set)
 
@@ -73,7 +73,7 @@ class Network:
         while True:
             changes = replica.take()
             self.stored[name].append(encode_saved(changes.saved))
-            self.settled.update(i for i in changes.settled if " " not in i)
+            self.acknowledged.update(i for i in changes.acknowledged if " " not in i)
             self.failed.update(i for i in changes.failed if " " not in i)
             own = False
             for receiver, message in changes.sent:
@@ -124,7 +124,7 @@ class Network:
         for log in logs:
             assert log == longest[: len(log)], "two nodes have different logs"
 
-    def settle(self, limit: int = 2000) -> list[str]:
+    def run_until_quiet(self, limit: int = 2000) -> list[str]:
         """Let all come back and agree; return the ids of the log."""
         self.cut.clear()
         self.loss = 0.0
@@ -164,10 +164,10 @@ def test_all_agree_whatever_happens(seed: int, size: int, durable: bool) -> None
                 network.start(name)
                 del down_until[name]
         network.step()
-    log = network.settle()
-    assert network.settled <= set(log)
+    log = network.run_until_quiet()
+    assert network.acknowledged <= set(log)
     assert len(set(log)) > 3
-    assert len(network.settled) > 2
+    assert len(network.acknowledged) > 2
 
 
 def test_a_minority_acknowledges_nothing() -> None:
@@ -178,12 +178,12 @@ def test_a_minority_acknowledges_nothing() -> None:
     network.propose("n0", "alone")
     for _ in range(300):
         network.step()
-    assert network.settled == set()
+    assert network.acknowledged == set()
     assert network.failed == {"alone"}
     network.propose("n1", "together")
     for _ in range(50):
         network.step()
-    assert network.settled == {"together"}
+    assert network.acknowledged == {"together"}
     assert network.replicas["n0"].length == 0
     assert network.settle()[0] == "together"
 
@@ -192,7 +192,7 @@ def test_one_node_needs_no_others() -> None:
     network = Network(1, 1)
     network.propose("n0", "a")
     network.propose("n0", "b")
-    assert network.settled == {"a", "b"}
+    assert network.acknowledged == {"a", "b"}
 
 
 def test_a_voter_that_lost_its_memory_votes_only_about_new_places() -> None:

@@ -179,7 +179,7 @@ def test_many_threads_share_a_domain(domain: MemoryDomain) -> None:
                 failures.append("not zero")
             context.view[:] = bytes([mark]) * size
             if bytes(context.view) != bytes([mark]) * size:
-                failures.append("somebody else wrote")
+                failures.append("another thread wrote")
 
     threads = [threading.Thread(target=work, args=(n + 1,)) for n in range(8)]
     for thread in threads:

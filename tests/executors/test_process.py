@@ -47,7 +47,7 @@ def bench() -> Iterator[Bench]:
 
 
 def assert_empty(bench: Bench) -> None:
-    """Hold that the executor keeps nothing of calls, and the arena neither."""
+    """Assert that neither the executor nor the arena keeps data of calls."""
     executor = bench.executor
     assert [*executor._waiting, *executor._out, *executor._plans] == []
     assert not executor._preparing
@@ -131,7 +131,7 @@ def test_each_call_gets_its_own_answer(bench: Bench) -> None:
     assert_empty(bench)
 
 
-def test_a_call_that_fails_costs_nobody_else(bench: Bench) -> None:
+def test_a_call_that_fails_does_not_affect_others(bench: Bench) -> None:
     peer = bench.start()
     flow = flow_of()
     bad, good = call_of(flow), call_of(flow)
@@ -649,7 +649,7 @@ def test_a_second_greeting_ends_the_process(bench: Bench) -> None:
     assert bench.lose()[1] == {}
 
 
-def test_a_plan_that_nobody_asked_for_is_dropped(bench: Bench) -> None:
+def test_a_plan_that_was_not_requested_is_dropped(bench: Bench) -> None:
     peer = bench.start()
     call = call_of(flow_of())
     peer.planned(77, Demand(1))
@@ -784,7 +784,7 @@ def test_closing_when_the_process_has_died_unseen(bench: Bench) -> None:
     bench.start().die()
 
 
-def test_closing_when_the_process_is_lost_and_nobody_knows_yet(bench: Bench) -> None:
+def test_closing_before_the_loss_of_the_process_is_detected(bench: Bench) -> None:
     peer = bench.start()
     bench.send(call_of(flow_of()))
     peer.die()

@@ -1,6 +1,6 @@
 """FIXTURE. Compile a CUDA or HIP source for the fake device: ``compile.py KIND ARCH SOURCE OUT``.
 
-The binary looks like the vendor's ELF file, as far as anybody reads it: machine, architecture, the
+The binary looks like the vendor's ELF file, as far as it is read: machine, architecture, the
 section that lists variables, AMD's metadata. Inside is a shared library of the host.
 """
 

@@ -752,7 +752,7 @@ void fake_drop(struct graph *graph, enum kind kind)
     fake_gone(kind);
 }
 
-/* ---- the process's hold on the device -- */
+/* ---- the process's reference to the device -- */
 
 int fake_retain(void)
 {

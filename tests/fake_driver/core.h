@@ -2,7 +2,7 @@
  * real CUDA and HIP backends can run, and be made to fail at every call, where there is no GPU. It
  * says nothing about speed, and nothing about real devices beyond what is written here.
  *
- * Like a device: work is queued and done when somebody waits; registered host memory is read and
+ * Like a device: work is queued and done when a thread waits; registered host memory is read and
  * written then, other host memory at once; a bad access breaks the process's device for good;
  * mapped memory has protection, which is enforced; kernels run block by block, barriers work.
  *

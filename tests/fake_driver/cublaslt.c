@@ -71,7 +71,7 @@ struct call { /* of one product, as the queue keeps it */
 
 static long made[4]; /* handles, products, layouts, preferences that are alive */
 static long calls, fail_at = -1;
-static size_t needed = 4096; /* bytes of workspace that each product wants */
+static size_t needed = 4096; /* bytes of workspace that each product needs */
 static int last_compute;
 static long launched;
 

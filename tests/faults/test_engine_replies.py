@@ -208,7 +208,7 @@ WARM = "for _ in range(12): process.answer(process.call())\n"
 
 
 def two_calls(node: Node, name: str = "F") -> list[str]:
-    """Invoke twice at once, after calls that showed to be short; give what came of them."""
+    """Invoke twice at once, after calls that were short; return their results."""
     for _ in range(12):
         node.invoke(name, a=b"1")
     came: list[str] = []

@@ -205,7 +205,7 @@ def test_the_next_source_is_examined_after_the_zygote_died() -> None:
     assert not children() - before
 
 
-def test_a_driver_that_nobody_closed_leaves_nothing() -> None:
+def test_a_driver_that_was_not_closed_leaves_nothing() -> None:
     before = children()
     driver = ProcessDriver()
     driver.checker().check([function(HEAD)])

@@ -144,7 +144,7 @@ def test_the_end_of_an_idle_process_is_found_by_who_forgets_or_calls(node: Node)
     node.remove(FunctionSpec, "H")
 
 
-def test_a_standby_that_dies_is_missed_by_nobody(node: Node) -> None:
+def test_a_standby_that_dies_affects_no_call(node: Node) -> None:
     for number in range(3):
         kill(wait_until(lambda: standby(node)))
         kill(child_of(node))
@@ -173,7 +173,7 @@ def test_a_stopped_process_is_found_where_only_the_loop_looks(node: Node) -> Non
 
 
 @both
-def test_a_cancelled_call_leaves_its_answer_to_nobody_else(node: Node) -> None:
+def test_the_answer_of_a_cancelled_call_goes_to_no_other_call(node: Node) -> None:
     async def cancelled() -> None:
         for number in range(20):
             kind = b"W" if number == 10 else b"q"
@@ -267,7 +267,7 @@ def test_the_thread_of_the_loop_waits_no_longer_than_its_deadline(fake: FakeEngi
 
 @contextmanager
 def held(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], object]]:
-    """Hold the next large call up as it is copied to the arena; gives what waits until it is."""
+    """Block the next large call while it is copied to the arena; yield what waits until it is."""
     copying, go_on = threading.Event(), threading.Event()
     executor = executor_of(node)
     place_all = executor.stager.place_all

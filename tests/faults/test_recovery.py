@@ -1,4 +1,4 @@
-"""How engines come back: from devices that are slow to let go, and from starts that fail.
+"""How engines come back: from devices that release memory slowly, and from starts that fail.
 
 Engine processes are replaced by a program that plays one. What differs from test to test is what it
 does as it opens its engine and when it runs a call; files in a folder tell it when to go on.
@@ -111,7 +111,7 @@ def gone(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 def on_waiting(monkeypatch: pytest.MonkeyPatch, event: Callable[[], None]) -> None:
-    """Have something happen whenever somebody begins to wait for processes that end."""
+    """Call a function whenever a thread begins to wait for processes that end."""
     wait_for_ends = Processes.wait_for_ends
 
     def waiting(self: Processes, limit_s: float) -> None:
@@ -142,19 +142,19 @@ def joined(number, how):
     return file
 
 def opened():
-    global born
-    born = generation() if worker else 0
-    for number in range(born):
+    global own_generation
+    own_generation = generation() if worker else 0
+    for number in range(own_generation):
         try:
             joined(number, fcntl.LOCK_EX | (fcntl.LOCK_NB if REFUSES else 0)).close()
         except BlockingIOError:
             process.unavailable()
     if worker:
-        clients.append(joined(born, fcntl.LOCK_SH))
+        clients.append(joined(own_generation, fcntl.LOCK_SH))
     process.ready(workers=3)
 
 def run(request, name):
-    if worker and generation() != born:
+    if worker and generation() != own_generation:
         process.fail(request, Faulted(name, "illegal address"), fatal=True)
     if name == "Bad":
         if worker:
@@ -362,7 +362,7 @@ def test_a_result_waits_for_the_memory_of_a_process_that_ends(
     assert gone.is_set()
 
 
-def test_nobody_waits_for_processes_that_were_abandoned(gone: threading.Event) -> None:
+def test_no_thread_waits_for_processes_that_were_abandoned(gone: threading.Event) -> None:
     arena = SharedDomain(ARENA_BYTES)
     ours, theirs = socketpair()
     ending = Processes((), "", {}, {}, arena.map, 0)

@@ -101,7 +101,7 @@ def test_a_lost_database_beside_blobs_is_no_new_store(folder: Path, loss: str) -
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_whoever_moves_the_blobs_away_accepts_the_loss(folder: Path, loss: str) -> None:
+def test_moving_the_blobs_away_accepts_the_loss(folder: Path, loss: str) -> None:
     LOSSES[loss](folder / FILE)
     (folder / "blobs").rename(folder / "blobs.old")
     with opened(folder) as catalog:

@@ -108,7 +108,7 @@ def fork_server() -> None:
                 live(order["folder"], order["first"], order["last"], order["step"])
             finally:
                 os._exit(0)
-        say("born", child)
+        say("forked", child)
         _, status = os.waitpid(child, 0)
         say("ended", os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
 
@@ -156,7 +156,7 @@ class ForkServer:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        while (message := self.next())[0] != "born":
+        while (message := self.next())[0] != "forked":
             self._early.append(message)  # the child was faster than the fork server
         return message[1]
 

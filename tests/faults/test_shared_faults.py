@@ -1,4 +1,4 @@
-"""Workers that share their fate, as clients of one MPS server do: a fault of one breaks all.
+"""Workers in a shared fault domain, such as clients of one MPS server: a fault of one breaks all.
 
 Engine processes are replaced by a program that plays this: a worker in which the bad function runs
 breaks all workers that are up. Each says so in the call that it runs, or at its next one, and
@@ -36,15 +36,15 @@ def generation():
     return os.path.getsize(broken) if worker else 0
 
 process.opened()
-born = generation()
-if born and {held}:
+own_generation = generation()
+if own_generation and {held}:
     process.wait_for("go")
 process.demand = lambda name, inputs: Demand(output_bytes=1)
 process.ready(workers={workers}, standby=True)
 for call in process.calls():
     name = call.function
     faulted = Faulted(name, "illegal address")
-    if generation() != born:  # it noticed as it zeroed what its last call had used
+    if generation() != own_generation:  # it noticed as it zeroed what its last call had used
         process.fail(call, EngineDied("played:0", "illegal address"), fatal=True)
     if not worker:
         process.note("log", name)
@@ -55,7 +55,7 @@ for call in process.calls():
             with open(broken, "a") as file:
                 file.write("x")
         process.fail(call, faulted, fatal=True)
-    if generation() != born:
+    if generation() != own_generation:
         process.fail(call, faulted, fatal=True)
     process.answer(call)
 """

@@ -40,7 +40,7 @@ FURTHER = RegistrationDocument(
 
 
 class HeldCalls(ScriptedDriver):
-    """A backend that holds each call of the functions `wait` until it is cancelled or let go.
+    """A backend that holds each call of the functions `wait` until it is cancelled or released.
 
     Attributes:
         behind: what a call does then.

@@ -11,7 +11,7 @@ from dandelion.dispatcher import CompositionPlan
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
 from dandelion.executors.staging import INLINE_COPY_BYTES
 from dandelion.memory import SharedDomain, Transfers
-from dandelion.node.inputs import PART, InputStager
+from dandelion.node.inputs import STAGING_DIVISOR, InputStager
 from dandelion.node.library import Library
 from dandelion.registration import Registrar
 from dandelion.settings import Settings
@@ -60,7 +60,7 @@ def library() -> Library:
 
 @pytest.fixture
 def arena() -> Iterator[SharedDomain]:
-    domain = SharedDomain(3 * PART * len(LARGE))
+    domain = SharedDomain(3 * STAGING_DIVISOR * len(LARGE))
     yield domain
     domain.close()
 
@@ -136,7 +136,7 @@ def test_what_waits_takes_a_part_of_the_arena_and_gives_it_back(
     found = [callers.stage(plan, (item_set(LARGE), None)) for _ in range(5)]
     brought = [lies_in(arena, inputs[0]) for inputs, _ in found]
     assert brought == [size > 0 for _, size in found] == [True, True, True, False, False]
-    assert arena.stats().used_bytes <= arena.map.size_bytes / PART + 3 * 4096
+    assert arena.stats().used_bytes <= arena.map.size_bytes / STAGING_DIVISOR + 3 * 4096
     for _, size in found:
         callers.release(size)
     assert lies_in(arena, callers.stage(plan, (item_set(LARGE), None))[0][0])
@@ -151,7 +151,7 @@ def test_a_full_arena_takes_nothing_and_is_no_error(library: Library, arena: Sha
     assert callers.stage(library.plan("OnDevice"), (item_set(LARGE), None))[1] == len(LARGE)
 
 
-def test_what_cannot_be_copied_is_left_to_whoever_says_why(
+def test_what_cannot_be_copied_is_left_to_the_check_that_explains(
     library: Library, arena: SharedDomain
 ) -> None:
     strided = memoryview(LARGE + LARGE)[::2]

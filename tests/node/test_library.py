@@ -38,7 +38,7 @@ def test_a_plan_of_a_version_that_was_replaced_meanwhile_is_not_kept() -> None:
 
     def replace() -> None:
         catalog.register(Batch([FunctionSpec("F", cache=True)]))
-        library.plan("F")  # somebody else notices the change first
+        library.plan("F")  # another caller notices the change first
 
     catalog.found = replace
     library.plan("F")

@@ -127,7 +127,7 @@ def test_documents_that_are_refused_anyway_are_not_compiled() -> None:
         assert driver.seen.prepared == []
 
 
-def test_nobody_waits_for_a_compiler_but_who_registers() -> None:
+def test_only_the_registration_waits_for_a_compiler() -> None:
     driver = prepared(("new",))
     reached, go = threading.Event(), threading.Event()
 

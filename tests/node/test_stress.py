@@ -48,7 +48,7 @@ WIDE = "function A(a) => (b); composition Wide(x) => (y) { A(a = each x) => (y =
 
 
 class Bug(Exception):
-    """Nothing that anybody expects."""
+    """An error that no caller expects."""
 
 
 def acted(hosting: Hosting = Hosting.THREAD, engines: int = 1) -> ScriptedDriver:
@@ -110,7 +110,7 @@ def assert_idle(node: Node) -> None:
 
 
 @pytest.mark.parametrize("text", [ENDLESS, HOLLOW])
-def test_a_composition_without_end_keeps_its_deadline_and_nobody_else(text: str) -> None:
+def test_a_composition_without_end_keeps_its_deadline_and_delays_no_other(text: str) -> None:
     with started() as node, ThreadPoolExecutor(1) as pool:
         node.register(text)
         endless = pool.submit(node.invoke, "Calls", x=b"1", deadline_s=0.5)
@@ -182,7 +182,7 @@ def test_an_error_keeps_no_memory_of_its_call() -> None:
             gc.enable()
 
 
-def test_an_engine_that_cannot_cancel_holds_nobody_up() -> None:
+def test_an_engine_that_cannot_cancel_delays_no_other_call() -> None:
     gate = threading.Event()
     driver = acted()
     driver.script.run = after(lambda engine: gate.wait(10) or fail())

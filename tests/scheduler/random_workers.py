@@ -36,5 +36,5 @@ class RandomPool(WorkerPool):
 
     def is_light(self, flow: Flow, now_ns: int) -> bool:
         is_light = self.reserves and self.source.random() < 0.5
-        self.reserved += is_light and self.spare() is not None
+        self.reserved += is_light and self.free_reserve() is not None
         return is_light

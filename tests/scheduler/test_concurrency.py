@@ -261,7 +261,7 @@ def higher_is_always_better(patch: pytest.MonkeyPatch) -> None:
 
 
 def there_is_no_reserve(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(WorkerPool, "spare", lambda self: None)
+    patch.setattr(WorkerPool, "free_reserve", lambda self: None)
 
 
 def reserve_is_for_all_short_calls(patch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ from dandelion.frontend.bson.writer import encode_reply
 from dandelion.frontend.conversion.costs import ITEMS, many_items
 from dandelion.frontend.problem import RateLimited, problem_response
 from dandelion.frontend.routing import ANY_METHOD, Handler, Json, Route
-from dandelion.frontend.service import Outcome
+from dandelion.frontend.service import ServedResult
 from dandelion.namespaces import DEFAULT_TENANT
 from dandelion.tokens import Right
 
@@ -214,7 +214,7 @@ class BsonAdapter(Adapter):
 
     async def _outcome(
         self, request: Request, target: BsonTarget, invocation: BsonInvocation
-    ) -> Outcome:
+    ) -> ServedResult:
         return await self._node.invoke_sets_async(
             target.name,
             target.bound(invocation.sets),

@@ -144,7 +144,7 @@ async def write_response(
 
     Args:
         document: the request.
-        result: what came of it.
+        result: of the invocation.
         converter: writes what takes long.
 
     Raises:

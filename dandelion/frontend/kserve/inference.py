@@ -20,7 +20,7 @@ from dandelion.frontend.conversion.costs import ITEMS
 from dandelion.frontend.kserve.datatypes import BYTES
 from dandelion.frontend.kserve.models import Model, Models
 from dandelion.frontend.kserve.tensors import InputTensor, OutputTensor, sets_of, tensors_of
-from dandelion.frontend.service import Outcome, Service
+from dandelion.frontend.service import ServedResult, Service
 from dandelion.node.regions import SharedRegion, named_region
 from dandelion.priority import PRIORITY_LIMIT
 from dandelion.trace_context import InvocationSpan
@@ -83,7 +83,7 @@ class InferenceCall:
 
 @dataclass(frozen=True, slots=True)
 class InferenceResult:
-    """What came of a call.
+    """The result of a call.
 
     Attributes:
         model: what was invoked.
@@ -180,7 +180,7 @@ class Inferences:
     async def _result(
         self,
         model: Model,
-        outcome: Outcome,
+        outcome: ServedResult,
         outputs: list[OutputTensor],
         wanted: list[WantedOutput],
         regions: list[SharedRegion],

@@ -128,7 +128,7 @@ def _unknown_input(name: str, specs: Specs, static: Sequence[str]) -> InvalidInp
 
 
 def _items(where: str, tensor: InputTensor, spec: SetSpec, limit: int) -> tuple[list[Item], bool]:
-    """Make the items of a tensor; tells also whether it is a batch."""
+    """Make the items of a tensor; return also whether it is a batch."""
     dtype = dtype_of(f"{where}.datatype", tensor.datatype)
     data = tensor.data
     if dtype is None:

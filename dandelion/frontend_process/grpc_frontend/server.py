@@ -181,9 +181,9 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]  # it has no types
             call.left()
             raise
         except Exception as error:
-            typed = _typed(error)
-            call.failed(typed, _code_of(typed))
-            text = _text(typed)
+            failure = _to_dandelion_error(error)
+            call.failed(failure, _code_of(failure))
+            text = _text(failure)
             written: bytes = _StreamResponse(error_message=text).SerializeToString()
             return written
         call.succeeded(len(response))
@@ -251,11 +251,11 @@ def _deadline_s(context: Any) -> float | None:
 
 async def _abort(context: Any, error: Exception, call: Call) -> NoReturn:
     """End a call with an error; the library raises its own exception for that."""
-    typed = _typed(error)
-    code = _code_of(typed)
-    call.failed(typed, code)
+    failure = _to_dandelion_error(error)
+    code = _code_of(failure)
+    call.failed(failure, code)
     context.set_trailing_metadata(_trailer(call))
-    await context.abort(code, _text(typed))
+    await context.abort(code, _text(failure))
     raise AssertionError("it was aborted")
 
 
@@ -276,7 +276,7 @@ def _trailer(call: Call) -> tuple[tuple[str, str], ...]:
     return found
 
 
-def _typed(error: Exception) -> DandelionError:
+def _to_dandelion_error(error: Exception) -> DandelionError:
     if isinstance(error, DandelionError):
         return error
     log.error("request failed", exc_info=error)

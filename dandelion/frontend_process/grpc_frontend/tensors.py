@@ -143,7 +143,7 @@ def write_infer(result: InferenceResult, id_: str, *, is_final: bool = False) ->
     """Write a ``ModelInferResponse`` with raw contents.
 
     Args:
-        result: what came of the call.
+        result: of the call.
         id_: that the client gave.
         is_final: whether to add that no further response follows.
     """
