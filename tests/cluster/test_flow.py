@@ -342,7 +342,7 @@ def lone() -> tuple[Node, Cluster]:
 def test_a_cluster_is_left_while_the_loop_is_blocked(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cluster, "DRAIN_S", 0.1)
+    monkeypatch.setattr("dandelion.cluster.departure.DRAIN_S", 0.1)
     node, made = lone()
     go_on = threading.Event()
     with node:

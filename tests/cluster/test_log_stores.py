@@ -191,6 +191,16 @@ def test_nodes_make_the_same_changes_in_the_same_order(place: Place) -> None:
         assert not any(m.voter for m in info.members)
 
 
+def test_asynchronous_invocations_stay_with_their_node(place: Place) -> None:
+    with member(place) as one, member(place, peers=(name_of(one),)) as two:
+        wait_until(lambda: alive(one) == alive(two) == 1)
+        one.register(function("f"))
+        wait_until(lambda: len(two.records()) == 1)
+        accepted = one.submit("f", x=b"a")
+        assert text_of(two.submitted(accepted.id).result(10)["y"]) == "a"
+        assert text_of(two.submit("f", x=b"b").result(10)["y"]) == "b"
+
+
 def test_nodes_follow_without_links(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """By reading the head now and then."""
     monkeypatch.setattr(store_driver, "POLL_S", 0.02)

@@ -185,7 +185,7 @@ def test_a_minority_acknowledges_nothing() -> None:
         network.step()
     assert network.acknowledged == {"together"}
     assert network.replicas["n0"].length == 0
-    assert network.settle()[0] == "together"
+    assert network.run_until_quiet()[0] == "together"
 
 
 def test_one_node_needs_no_others() -> None:
