@@ -159,7 +159,7 @@ class Blueprint(OperationBuilder):
         Args:
             kernel: its name; a kernel that was not declared is in the only module.
             args: buffers (pointers), ``sizeof(...)`` (u64), other sizes and ints (i64), or
-                `scalar` and `Raw`.
+                `Ptr` (a place in a buffer), `scalar` and `Raw`.
             grid: blocks in up to three dimensions.
             block: threads of a block in up to three dimensions.
             shared_mem_bytes: dynamic local memory.

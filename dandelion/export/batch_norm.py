@@ -8,7 +8,6 @@ bias. They are computed in double precision.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Mapping
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from dandelion.arrays import Array
 from dandelion.export.torch_graph import (
+    FLOATS,
     GETITEM,
     Constant,
     Graph,
@@ -29,7 +29,7 @@ _CONVOLUTION = "aten.convolution.default"
 
 
 def folded(graph: Graph) -> Graph:
-    """Replace batch normalisations whose parameters are constants in float32."""
+    """Replace batch normalisations whose parameters are constants."""
     uses = Counter(name for node in graph.nodes for name in node.inputs())
     uses.update(graph.outputs.values())
     nodes = {node.name: node for node in graph.nodes}
@@ -63,7 +63,7 @@ def _factors(node: Node, constants: Mapping[str, Constant]) -> tuple[Array, Arra
     if any(a is not None and not _is_constant(a, constants) for a in given):
         return None
     weight, bias, mean, variance = (
-        constants[a.name].data.astype(np.float64) if isinstance(a, Reference) else None
+        _wide(constants[a.name]) if isinstance(a, Reference) else None
         for a in given
     )
     epsilon = node.arguments[6]
@@ -79,7 +79,7 @@ def _factors(node: Node, constants: Mapping[str, Constant]) -> tuple[Array, Arra
 def _is_constant(argument: object, constants: Mapping[str, Constant]) -> bool:
     if not isinstance(argument, Reference) or argument.name not in constants:
         return False
-    return constants[argument.name].type.dtype == "float32"
+    return constants[argument.name].type.dtype in FLOATS
 
 
 def _is_foldable(node: Node, constants: Mapping[str, Constant]) -> bool:
@@ -97,13 +97,14 @@ def _into_convolution(
     factor, summand = scaled
     x, weight, bias, *rest = node.arguments
     assert isinstance(weight, Reference)
-    old = constants[weight.name].data.astype(np.float64)
+    kind = constants[weight.name].type.dtype
+    old = _wide(constants[weight.name])
     shape = (-1, *(1 for _ in old.shape[1:]))
     if isinstance(bias, Reference):
-        summand = summand + constants[bias.name].data.astype(np.float64) * factor
+        summand = summand + _wide(constants[bias.name]) * factor
     new = (
-        _add(f"{node.name}_weight", old * factor.reshape(shape), constants),
-        _add(f"{node.name}_bias", summand, constants),
+        _add(f"{node.name}_weight", old * factor.reshape(shape), kind, constants),
+        _add(f"{node.name}_bias", summand, kind, constants),
     )
     return dataclasses.replace(node, arguments=(x, *new, *rest))
 
@@ -114,7 +115,7 @@ def _affine(
     result = node.results[0]
     shape = (1, -1, *(1 for _ in result.shape[2:]))
     factor, summand = (
-        _add(f"{node.name}_{kind}", data.reshape(shape), constants)
+        _add(f"{node.name}_{kind}", data.reshape(shape), result.dtype, constants)
         for kind, data in zip(("factor", "summand"), scaled, strict=True)
     )
     common = dataclasses.replace(node, keywords={}, results=(result,), single=True)
@@ -141,10 +142,19 @@ def _alias(node: Node, origin: Node) -> Node:
     )
 
 
-def _add(name: str, data: Array, constants: dict[str, Constant]) -> Reference:
+def _add(name: str, data: Array, dtype: str, constants: dict[str, Constant]) -> Reference:
     while name in constants:
         name += "_"
-    narrow = np.ascontiguousarray(data, np.float32)
-    assert math.prod(narrow.shape) == narrow.size
-    constants[name] = Constant(TensorType(tuple(narrow.shape), "float32"), narrow)
+    if dtype == "bfloat16":
+        bits = np.ascontiguousarray(data, np.float32).view(np.uint32)
+        narrow = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)  # to the next even
+    else:
+        narrow = np.ascontiguousarray(data, dtype)
+    constants[name] = Constant(TensorType(tuple(narrow.shape), dtype), narrow)
     return Reference(name)
+
+
+def _wide(constant: Constant) -> Array:
+    if constant.type.dtype == "bfloat16":
+        return (constant.data.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return constant.data.astype(np.float64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dandelion.blueprint import Activation, BiasAxis, Computation, ElementType
+from dandelion.blueprint import Activation, BiasAxis, Computation, ElementType, ImageLayout
 
 TYPES = {
     "float64": ElementType.F64,
@@ -58,7 +58,7 @@ class GemmProduct:
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionProduct:
-    """A convolution; see `dandelion.blueprint.Conv2d`. Images and result are dense, NCHW."""
+    """A convolution; see `dandelion.blueprint.Conv2d`. Images and result are dense."""
 
     image: Place
     weight: Place
@@ -75,6 +75,8 @@ class ConvolutionProduct:
     c: Place | None = None
     bias: Place | None = None
     activation: Activation = Activation.NONE
+    groups: int = 1
+    layout: ImageLayout = ImageLayout.NCHW
 
     @property
     def places(self) -> tuple[Place, ...]:

@@ -300,6 +300,12 @@ def _array(torch: Any, tensor: Any) -> Array:
     return np.array(plain.numpy(), copy=True)
 
 
+def constant_of(tensor: Any) -> Constant:
+    """A tensor with its values as a constant."""
+    kind = TensorType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+    return Constant(kind, _array(load(), tensor))
+
+
 def _place(node: Any) -> str:
     """The innermost line of the user's own code that a node comes from."""
     frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))

@@ -6,6 +6,7 @@ The way is: `torch_binding` (torch.export) -> `batch_norm` (folding) -> `stored_
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections import Counter
@@ -21,12 +22,8 @@ from dandelion.blueprint import (
     COMPUTATIONS,
     Blueprint,
     Buffer,
-    BufferPart,
     Computation,
     ElementType,
-    Matrix,
-    matrix,
-    part,
     scalar,
 )
 from dandelion.blueprint.builder import ArgumentLike
@@ -36,8 +33,9 @@ from dandelion.export import tinygrad_binding, torch_binding
 from dandelion.export.aten import RULES
 from dandelion.export.batch_norm import folded
 from dandelion.export.kernels import Kernels, KernelSource, OperationLaunch
+from dandelion.export.operation_actions import add_operation
 from dandelion.export.packing import Packed, packed
-from dandelion.export.product_records import GemmProduct, Place
+from dandelion.export.product_records import Place
 from dandelion.export.products import with_products
 from dandelion.export.report import ExportReport
 from dandelion.export.torch_graph import GETITEM, Graph
@@ -223,7 +221,8 @@ def _blueprint(name: str, kernels: Kernels, weights: Packed) -> str:
         built.kernel(kernel.name, access=_access(kernel))
     for launch in kernels.launches:
         if isinstance(launch, OperationLaunch):
-            _add_operation(built, launch, weights)
+            at = functools.partial(_operand, built, launch, weights)
+            add_operation(built, launch.product, built[launch.buffers[0]], at)
             continue
         arguments: list[ArgumentLike] = []
         for buffer, offset in zip(launch.buffers, sources[launch.kernel].offset, strict=True):
@@ -235,46 +234,13 @@ def _blueprint(name: str, kernels: Kernels, weights: Packed) -> str:
     return built.json()
 
 
-def _add_operation(built: Blueprint, launch: OperationLaunch, weights: Packed) -> None:
-    """Write a library operation."""
-    product = launch.product
-
-    def at(place: Place) -> tuple[Buffer, int]:
-        group, start = weights.places.get(launch.of[place.value], (launch.of[place.value], 0))
-        return built[group], (start + place.offset) * product.dtype.size_bytes
-
-    def part_of(place: Place | None) -> BufferPart | None:
-        return None if place is None else part(*at(place))
-
-    def matrix_of(place: Place) -> Matrix:
-        buffer, offset = at(place)
-        stride = place.batch_stride if isinstance(product, GemmProduct) else 0
-        return matrix(
-            buffer, offset=offset, transposed=place.transposed, ld=place.ld,
-            batch_stride=stride if stride or batch > 1 else None,
-        )  # fmt: skip
-
-    batch = product.batch
-    out = built[launch.buffers[0]]
-    names = {
-        "dtype": product.dtype.value, "compute": product.compute.value,
-        "activation": product.activation.value,
-    }  # fmt: skip
-    if isinstance(product, GemmProduct):
-        built.gemm(
-            matrix_of(product.a), matrix_of(product.b), out, m=product.m, n=product.n,
-            k=product.k, batch=batch, c=None if product.c is None else matrix_of(product.c),
-            alpha=product.alpha, beta=product.beta if product.c else None,
-            bias=part_of(product.bias), bias_axis=product.bias_axis.value, **names,
-        )  # fmt: skip
-        return
-    built.convolution(
-        part(*at(product.image)), part(*at(product.weight)), out, batch=batch,
-        channels=product.channels, size=product.size, filters=product.filters,
-        kernel=product.kernel, stride=product.stride, padding=product.padding,
-        dilation=product.dilation, addend=part_of(product.c), bias=part_of(product.bias),
-        dtype=names["dtype"], compute=names["compute"], activation=names["activation"],
-    )  # fmt: skip
+def _operand(
+    built: Blueprint, launch: OperationLaunch, weights: Packed, place: Place
+) -> tuple[Buffer, int]:
+    """The buffer of an operand, and its first element there in bytes."""
+    value = launch.of[place.value]
+    group, start = weights.places.get(value, (value, 0))
+    return built[group], (start + place.offset) * launch.product.dtype.size_bytes
 
 
 def _access(kernel: KernelSource) -> list[str]:

@@ -1,0 +1,199 @@
+"""A graph of records as a graph of torch's again, on a device that need not be there.
+
+Operations of ours become calls of one operator that torch does not look into; it reads whole values
+that lie row-major, and so writes its result. All others are those that torch's exporter gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dandelion.export.aten import ATTENTION_WEIGHTS, CONVOLUTION, GEMM
+from dandelion.export.peak_graph import ATTENTION, is_depthwise
+from dandelion.export.torch_graph import (
+    GETITEM,
+    Argument,
+    DType,
+    Graph,
+    Node,
+    Reference,
+    shapes_of,
+)
+
+OURS = frozenset({GEMM, CONVOLUTION, ATTENTION})
+_LIBRARY = "dandelion_export"
+_SCHEMA = "product(Tensor[] reads, str name, SymInt[] shape) -> Tensor"
+_COPIES = frozenset({"aten.clone.default", "aten.alias.default", "aten.detach.default"})
+_VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default"})
+
+
+@dataclass(frozen=True, slots=True)
+class TracedGraph:
+    """A graph for Inductor.
+
+    Attributes:
+        module: with torch's graph.
+        examples: tensors without content, for each value that it is given.
+        given: names of these values: inputs and constants.
+    """
+
+    module: Any
+    examples: Sequence[Any]
+    given: Sequence[str]
+
+
+def product_operator(torch: Any) -> Any:
+    """The operator that stands for operations of ours; it is defined when it is first needed."""
+    found = getattr(torch.ops, _LIBRARY)
+    if not hasattr(found, "product"):
+        library = torch.library.Library(_LIBRARY, "DEF")
+        library.define(_SCHEMA, tags=(torch._C.Tag.needs_contiguous_strides,))
+        library.impl("product", _result, "Meta")
+        _KEPT.append(library)
+    return found.product.default
+
+
+_KEPT: list[Any] = []
+
+
+def _result(reads: Sequence[Any], name: str, shape: Sequence[int]) -> Any:
+    return reads[0].new_empty(tuple(shape))
+
+
+def traced(torch: Any, graph: Graph, device: Any) -> TracedGraph:
+    """Write a graph for Inductor.
+
+    Inputs and results of bfloat16 are float32 outside, as sets have no such type.
+
+    Args:
+        torch: the module.
+        graph: see `dandelion.export.peak_graph`.
+        device: on which it is to run; it need not exist.
+    """
+    tracing = torch.fx.experimental.proxy_tensor
+    table = torch._inductor.decomposition.select_decomp_table()
+    used = {name for node in graph.nodes for name in node.inputs()} | {*graph.outputs.values()}
+    given = [*graph.inputs, *(name for name in graph.constants if name in used)]
+    evaluation = _Evaluation(torch, graph, given, device)
+    with torch._subclasses.FakeTensorMode():
+        examples = [evaluation.example(name) for name in given]
+        with torch.fx.traceback.preserve_node_meta(), torch.no_grad():
+            module = tracing.make_fx(evaluation.run, decomposition_table=table)(*examples)
+    return TracedGraph(module, examples, given)
+
+
+class _Evaluation:
+    """Calls the operators of a graph one after the other."""
+
+    def __init__(self, torch: Any, graph: Graph, given: Sequence[str], device: Any) -> None:
+        self.torch, self.graph, self.given, self.device = torch, graph, given, device
+        self.types = shapes_of(graph)
+        self.product = product_operator(torch)
+        self.ours = {node.name for node in graph.nodes if node.operator in OURS}
+        self.values: dict[str, Any] = {}
+
+    def example(self, name: str) -> Any:
+        kind = self.types[name]
+        return self.torch.empty(kind.shape, dtype=self.outside(name), device=self.device)
+
+    def outside(self, name: str) -> Any:
+        kind = self.types[name].dtype
+        wide = kind == "bfloat16" and name in self.graph.inputs
+        return self.torch.float32 if wide else getattr(self.torch, kind)
+
+    def run(self, *values: Any) -> list[Any]:
+        """Compute the outputs."""
+        for name, value in zip(self.given, values, strict=True):
+            narrow = self.outside(name) is not getattr(self.torch, self.types[name].dtype)
+            self.values[name] = value.to(self.torch.bfloat16) if narrow else value
+        for node in self.graph.nodes:
+            part = f"{node.operator} in {node.part}" if node.part else node.operator
+            self.torch.fx.traceback.set_stack_trace([f"{node.place}\n{part}"])
+            self.values[node.name] = self.node(node)
+        return [self.result(name) for name in self.graph.outputs.values()]
+
+    def result(self, name: str) -> Any:
+        """An output, in memory of its own."""
+        value = self.values[name]
+        wide = self.torch.float32 if value.dtype == self.torch.bfloat16 else value.dtype
+        whole = self.torch.contiguous_format
+        alone = list(self.graph.outputs.values()).count(name) == 1
+        if wide == value.dtype and alone and name in self.ours:
+            return value
+        if wide != value.dtype:
+            return value.to(wide, memory_format=whole)
+        return value.clone(memory_format=whole)
+
+    def argument(self, given: Argument) -> Any:
+        match given:
+            case Reference(name):
+                return self.values[name]
+            case DType(name):
+                return getattr(self.torch, name)
+            case tuple():
+                return [self.argument(one) for one in given]
+        return given
+
+    def node(self, node: Node) -> Any:
+        aten = self.torch.ops.aten
+        arguments = [self.argument(one) for one in node.arguments]
+        if node.operator in OURS:
+            return self.product(arguments, node.name, list(node.type.shape))
+        if node.operator == GETITEM:
+            return arguments[0][arguments[1]]
+        if node.operator == ATTENTION_WEIGHTS:
+            return _weights(*arguments)
+        if node.operator in _COPIES:
+            return arguments[0]
+        if node.operator in _VIEWS:
+            return arguments[0].reshape(arguments[1])
+        if is_depthwise(node, self.types):
+            return self.depthwise(*arguments)
+        name, _, overload = node.operator.removeprefix("aten.").partition(".")
+        target = getattr(getattr(aten, name), overload)
+        keywords = {key: self.argument(one) for key, one in node.keywords.items()}
+        if any(argument.name == "device" for argument in target._schema.arguments):
+            keywords["device"] = self.device
+        return target(*arguments, **keywords)
+
+    def depthwise(
+        self, x: Any, weight: Any, bias: Any, stride: Sequence[int], padding: Sequence[int],
+        dilation: Sequence[int], *_: Any,
+    ) -> Any:  # fmt: skip
+        """A convolution with a kernel for each channel, as a sum of shifted images."""
+        pairs = [(one[0], one[-1]) for one in (stride, padding, dilation)]
+        (_, _), (above, left), (down, right) = pairs
+        rows, columns = weight.shape[2:]
+        sizes = [
+            (x.shape[2 + d] + 2 * pad - step * (weight.shape[2 + d] - 1) - 1) // by + 1
+            for d, (by, pad, step) in enumerate(zip(*pairs, strict=True))
+        ]
+        wide = self.torch.constant_pad_nd(x.float(), [left, left, above, above], 0.0)
+        total = None
+        for i in range(rows):
+            for j in range(columns):
+                part = wide
+                for d, start in ((2, i * down), (3, j * right)):
+                    by = pairs[0][d - 2]
+                    end = start + (sizes[d - 2] - 1) * by + 1
+                    part = self.torch.ops.aten.slice.Tensor(part, d, start, end, by)
+                term = part * weight[:, 0, i, j].float().reshape(1, -1, 1, 1)
+                total = term if total is None else total + term
+        if bias is not None:
+            total = total + bias.float().reshape(1, -1, 1, 1)
+        return total.to(x.dtype)
+
+
+def _weights(scores: Any, mask: Any = None, causal: bool = False) -> Any:
+    """Softmax of the products of queries and keys, some of which are masked."""
+    wide = scores.float() if scores.element_size() == 2 else scores
+    if causal:
+        rows, columns = scores.shape[-2:]
+        seen = wide.new_ones((rows, columns)).tril() > 0
+        wide = wide.masked_fill(~seen, -float("inf"))
+    if mask is not None:
+        is_bool = "bool" in str(mask.dtype)
+        wide = wide.masked_fill(~mask, -float("inf")) if is_bool else wide + mask
+    return wide.softmax(-1).to(scores.dtype)
