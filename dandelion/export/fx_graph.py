@@ -76,7 +76,7 @@ def traced(torch: Any, graph: Graph, device: Any) -> TracedGraph:
     table = torch._inductor.decomposition.select_decomp_table()
     used = {name for node in graph.nodes for name in node.inputs()} | {*graph.outputs.values()}
     given = [*graph.inputs, *(name for name in graph.constants if name in used)]
-    evaluation = _Evaluation(torch, graph, given, device)
+    evaluation = Evaluation(torch, graph, given, device)
     with torch._subclasses.FakeTensorMode():
         examples = [evaluation.example(name) for name in given]
         with torch.fx.traceback.preserve_node_meta(), torch.no_grad():
@@ -84,7 +84,7 @@ def traced(torch: Any, graph: Graph, device: Any) -> TracedGraph:
     return TracedGraph(module, examples, given)
 
 
-class _Evaluation:
+class Evaluation:
     """Calls the operators of a graph one after the other."""
 
     def __init__(self, torch: Any, graph: Graph, given: Sequence[str], device: Any) -> None:

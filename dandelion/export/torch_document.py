@@ -35,9 +35,11 @@ from dandelion.export.batch_norm import folded
 from dandelion.export.kernels import Kernels, KernelSource, OperationLaunch
 from dandelion.export.operation_actions import add_operation
 from dandelion.export.packing import Packed, packed
+from dandelion.export.peak_document import peak_module
 from dandelion.export.product_records import Place
 from dandelion.export.products import with_products
 from dandelion.export.report import ExportReport
+from dandelion.export.targets import Target, target_of
 from dandelion.export.torch_graph import GETITEM, Graph
 from dandelion.function import Limits
 from dandelion.progress import ShowProgress, no_progress
@@ -75,12 +77,14 @@ def torch_function(
     outputs: Sequence[str] | None = None,
     device: str = "gpu",
     precision: str = "f32",
+    route: str = "portable",
+    target: str = "",
     limits: Limits | None = None,
 ) -> FunctionDocument:
     """Describe a PyTorch module as a GPU function; see `export_module` for the arguments."""
     made = export_module(
         name, module, example_inputs, inputs=inputs, outputs=outputs, device=device,
-        precision=precision, limits=limits,
+        precision=precision, route=route, target=target, limits=limits,
     )  # fmt: skip
     return made.function
 
@@ -94,14 +98,15 @@ def export_module(
     outputs: Sequence[str] | None = None,
     device: str = "gpu",
     precision: str = "f32",
+    route: str = "portable",
+    target: str = "",
     limits: Limits | None = None,
     show: ShowProgress = no_progress,
 ) -> ExportedModule:
     """Describe a PyTorch module as a GPU function, and report on it.
 
-    The document has sources that run on every backend, a blueprint, and the weights. It needs
-    neither torch nor tinygrad where it runs. Shapes are those of the examples, the first dimension
-    too. No GPU is needed.
+    The document has kernels, a blueprint, and the weights. It needs none of the tools that made it
+    where it runs. Shapes are those of the examples, the first dimension too. No GPU is needed.
 
     Args:
         name: registered name.
@@ -114,29 +119,39 @@ def export_module(
         device: what the kernels are optimised for, ``gpu`` or ``cpu``. They are correct on both.
         precision: how products of float32 are computed: ``f32``; or, on devices that do that
             faster, with factors rounded to ``tf32``, ``bf16`` or ``f16``. Sums are float32.
+        route: ``portable``: sources that run on every backend; or ``peak``: binaries for `target`,
+            made by torch's compiler, that run on no other device and are faster.
+        target: a backend and an architecture, such as ``cuda:90`` or ``hip:gfx942``.
         limits: what one instance may use.
         show: is told how far it is, see `dandelion.progress.progress`.
 
     Raises:
         InvalidInput: an argument is not valid, or the module is in training mode.
         InvalidFunction: the module cannot be exported; each operator at fault with its line.
-        BackendUnavailable: torch or tinygrad is not installed, or in another version.
+        BackendUnavailable: a tool of the route is not installed, or in another version.
     """
     if device not in ("gpu", "cpu"):
         raise InvalidInput("device", f"no kind of device '{device}'", "use gpu or cpu")
     known = [choice.value for choice in COMPUTATIONS[ElementType.F32]]
     if precision not in known:
         raise InvalidInput("precision", f"no precision '{precision}'", f"use {', '.join(known)}")
+    peak = _peak_target(route, target)
     began = time.monotonic()
     show(0, 0, "graph")
     graph = torch_binding.graph_of(module, example_inputs, outputs, inputs)
-    _check(graph)
+    _check_names(graph)
+    if peak is not None:
+        return _peak_module(name, graph, Computation(precision), peak, limits, show, began)
+    _check_operators(graph)
     made, products = with_products(folded(graph), Computation(precision))
     kernels = tinygrad_binding.kernels_of(made, device == "gpu", products, show)
     used = {name for launch in kernels.launches for name in launch.buffers}
     weights = packed(made.constants, used, {*graph.inputs, *graph.outputs, *kernels.buffers})
     function = _function(name, kernels, weights, limits)
-    report = _report(graph, kernels, weights, function, time.monotonic() - began)
+    operations = sum(isinstance(one, OperationLaunch) for one in kernels.launches)
+    buffers = [kind.size_bytes for kind in kernels.inputs.values()] + [*kernels.buffers.values()]
+    counts = (len(kernels.sources), len(kernels.launches), operations)
+    report = _report(graph, function, counts, weights.size_bytes, sum(buffers), began)
     return ExportedModule(function, report, tuple(kernels.inputs), tuple(kernels.outputs))
 
 
@@ -159,29 +174,51 @@ def _function(
     )  # fmt: skip
 
 
+def _peak_target(route: str, target: str) -> Target | None:
+    """The architecture of the route; None if it is for all."""
+    if route not in ("portable", "peak"):
+        raise InvalidInput("route", f"no route '{route}'", "use portable or peak")
+    if route == "peak":
+        return target_of(target)
+    if target:
+        raise InvalidInput("target", "the portable route is for all devices", "use route peak")
+    return None
+
+
+def _peak_module(
+    name: str, graph: Graph, precision: Computation, target: Target, limits: Limits | None,
+    show: ShowProgress, began: float,
+) -> ExportedModule:  # fmt: skip
+    made = peak_module(name, graph, precision, target, limits, show)
+    counts = (made.kernels, made.launches, made.library_operations)
+    report = _report(graph, made.function, counts, made.static_bytes, made.buffer_bytes, began)
+    return ExportedModule(made.function, report, tuple(graph.inputs), tuple(graph.outputs))
+
+
 def _report(
-    graph: Graph, kernels: Kernels, weights: Packed, function: FunctionDocument, export_s: float
-) -> ExportReport:
+    graph: Graph, function: FunctionDocument, counts: tuple[int, int, int], static_bytes: int,
+    buffer_bytes: int, began: float,
+) -> ExportReport:  # fmt: skip
     operators = Counter(n.operator for n in graph.nodes if n.operator != GETITEM)
     read = {name for node in graph.nodes for name in node.inputs()}
     (code,) = function.code
     parts = (code.main, *code.files.values())
-    inputs_bytes = sum(kind.size_bytes for kind in kernels.inputs.values())
+    kernels, launches, operations = counts
     return ExportReport(
         operators={n.removeprefix("aten."): count for n, count in operators.items()},
-        kernels=len(kernels.sources),
-        launches=len(kernels.launches),
-        library_operations=sum(isinstance(one, OperationLaunch) for one in kernels.launches),
+        kernels=kernels,
+        launches=launches,
+        library_operations=operations,
         weight_bytes=sum(c.type.size_bytes for n, c in graph.constants.items() if n in read),
-        static_bytes=weights.size_bytes,
-        buffer_bytes=sum(kernels.buffers.values()) + inputs_bytes,
+        static_bytes=static_bytes,
+        buffer_bytes=buffer_bytes,
         source_bytes=sum(len(content(part).bytes()) for part in parts),
-        export_s=export_s,
+        export_s=time.monotonic() - began,
     )
 
 
-def _check(graph: Graph) -> None:
-    """Refuse operators that are not in the table, all at once, and names that sets cannot have."""
+def _check_operators(graph: Graph) -> None:
+    """Refuse operators that are not in the table, all at once."""
     problems = []
     for node in graph.nodes:
         if node.operator in RULES or node.operator == GETITEM:
@@ -195,6 +232,13 @@ def _check(graph: Graph) -> None:
                 nearest=nearest(node.operator, RULES) or "",
             )
         )
+    if problems:
+        raise InvalidFunction(tuple(problems))
+
+
+def _check_names(graph: Graph) -> None:
+    """Refuse names that sets cannot have, and inputs without elements."""
+    problems = []
     for kind, names in (("inputs", graph.inputs), ("outputs", graph.outputs)):
         for name in names:
             if not _IDENTIFIER.fullmatch(name):
