@@ -23,6 +23,7 @@ from dandelion.export.aten import CONVOLUTION, GEMM
 from dandelion.export.batch_norm import folded
 from dandelion.export.peak_records import AttentionProduct, PeakProduct
 from dandelion.export.product_records import ConvolutionProduct, GemmProduct, Place
+from dandelion.export.product_rows import rows_in_order
 from dandelion.export.products import with_products
 from dandelion.export.strided_views import StridedView, ViewTracer, row_major
 from dandelion.export.torch_graph import (
@@ -54,8 +55,9 @@ def for_peak(graph: Graph, precision: Computation) -> tuple[Graph, dict[str, Pea
     Returns:
         The graph, and the operation of each node with an operator of ours by the node's name.
     """
-    graph = _Convolutions(folded(graph)).rewritten()
+    graph = rows_in_order(_Convolutions(folded(graph)).rewritten())
     graph, attention = _with_attention(graph, precision)
+    graph = rows_in_order(graph)
     graph, products = with_products(graph, precision, least=1, grouped=True)
     graph, changed = _ChannelsLast(graph, products).rewritten()
     return graph, {**attention, **changed}

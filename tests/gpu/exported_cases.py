@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,8 @@ def module_of(case: Case) -> tuple[Any, tuple[Any, ...]]:
     )
 
 
-def exported(cases: Sequence[Case], arch: str, folder: Path) -> dict[Case, Path]:
-    """Export models; the path of each document.
+def exported(cases: Sequence[Case], arch: str, folder: Path) -> dict[Case, Future[Path]]:
+    """Export models; the path of each document, or what went wrong.
 
     Args:
         cases: which.
@@ -76,8 +76,7 @@ def exported(cases: Sequence[Case], arch: str, folder: Path) -> dict[Case, Path]
     spawned = multiprocessing.get_context("spawn")
     workers = max(min(_MOST_PROCESSES, (os.cpu_count() or 2) - 2, len(cases)), 1)
     with ProcessPoolExecutor(workers, spawned) as pool:
-        waiting = {case: pool.submit(_export, case, arch, folder) for case in cases}
-        return {case: future.result() for case, future in waiting.items()}
+        return {case: pool.submit(_export, case, arch, folder) for case in cases}
 
 
 def _export(case: Case, arch: str, folder: Path) -> Path:

@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import torch
 from dandelion.data import item_set
 from dandelion.export.report import relative_error
 from dandelion.export.torch_binding import example_arrays
+from dandelion.function import FunctionSpec
 from dandelion.node import Node, Settings
 from tests.gpu.exported_cases import Case, exported, module_of, read
 from tests import torch_models
@@ -51,7 +53,7 @@ CASES = [case for case in ALL if os.environ.get("EXPORT_CASES", "") in case.name
 
 
 @pytest.fixture(scope="module")
-def documents(cuda: str, tmp_path_factory: pytest.TempPathFactory) -> Mapping[Case, Path]:
+def documents(cuda: str, tmp_path_factory: pytest.TempPathFactory) -> Mapping[Case, Future[Path]]:
     if not torch.cuda.is_available():
         pytest.skip("this torch has no CUDA")
     return exported(CASES, cuda, tmp_path_factory.mktemp("documents"))
@@ -59,7 +61,7 @@ def documents(cuda: str, tmp_path_factory: pytest.TempPathFactory) -> Mapping[Ca
 
 @pytest.fixture(scope="module")
 def node(
-    documents: Mapping[Case, Path], tmp_path_factory: pytest.TempPathFactory
+    documents: Mapping[Case, Future[Path]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Node]:
     cache = str(tmp_path_factory.mktemp("code"))
     options = {"cuda": {"cache": cache, "pool_bytes": "8G", "weights": "4G", "workers": "0"}}
@@ -127,9 +129,9 @@ def on_cuda(
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_model(node: Node, documents: Mapping[Case, Path], case: Case) -> None:
+def test_a_model(node: Node, documents: Mapping[Case, Future[Path]], case: Case) -> None:
     module, examples = module_of(case)
-    made = read(documents[case])
+    made = read(documents[case].result())
     node.register(made.function)
     sets = {k: item_set(k, v) for k, v in example_arrays(examples, made.inputs).items()}
 
@@ -154,6 +156,6 @@ def test_a_model(node: Node, documents: Mapping[Case, Path], case: Case) -> None
         "torch_error": max(torch_errors.values()), "export_s": round(made.report.export_s, 1),
     }  # fmt: skip
     print(json.dumps(line), flush=True)
-    node.remove(case.name)
+    node.remove(FunctionSpec, case.name)
     assert max(errors.values()) <= max(ERRORS["f32"], 1.5 * max(torch_errors.values())), line
     assert max(errors.values()) <= ERRORS[case.precision], line
