@@ -151,12 +151,30 @@ class Evaluation:
             return arguments[0].reshape(arguments[1])
         if is_depthwise(node, self.types):
             return self.depthwise(*arguments)
+        arguments = self.inside(node, arguments)
         name, _, overload = node.operator.removeprefix("aten.").partition(".")
         target = getattr(getattr(aten, name), overload)
         keywords = {key: self.argument(one) for key, one in node.keywords.items()}
         if any(argument.name == "device" for argument in target._schema.arguments):
             keywords["device"] = self.device
         return target(*arguments, **keywords)
+
+    def inside(self, node: Node, arguments: list[Any]) -> list[Any]:
+        """Arguments with indices that do not leave the value: the first or last element instead."""
+        if node.operator == "aten.embedding.default":
+            table, index, *rest = arguments
+            return [table, index.clamp(0, table.shape[0] - 1), *rest]
+        if node.operator in ("aten.gather.default", "aten.index_select.default"):
+            value, dimension, index, *rest = arguments
+            return [value, dimension, index.clamp(0, value.shape[dimension] - 1), *rest]
+        if node.operator == "aten.index.Tensor":
+            value, indices = arguments
+            held = [
+                one if one is None or one.dtype == self.torch.bool else one.clamp(-size, size - 1)
+                for one, size in zip(indices, value.shape, strict=False)
+            ]
+            return [value, held]
+        return arguments
 
     def depthwise(
         self, x: Any, weight: Any, bias: Any, stride: Sequence[int], padding: Sequence[int],

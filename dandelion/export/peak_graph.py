@@ -247,8 +247,8 @@ def _attention(
     if given.get("enable_gqa") or given.get("dropout_p"):
         return None
     dtype = node.type.dtype
-    rounded = precision is not Computation.F32
-    if dtype not in ("float16", "bfloat16") and not (dtype == "float32" and rounded):
+    exact = precision is Computation.F32
+    if dtype not in ("float16", "bfloat16") and (dtype != "float32" or exact):
         return None
     views = [_rows(argument, tracer, types) for argument in (q, k, v)]
     query, key, value = views
@@ -267,7 +267,7 @@ def _attention(
     scale = given.get("scale")
     factor = float(scale) if isinstance(scale, int | float) else 1 / math.sqrt(width)
     return AttentionProduct(
-        query, key, value, seen, dtype, mask_dtype, bool(given.get("is_causal")), factor, rounded
+        query, key, value, seen, dtype, mask_dtype, bool(given.get("is_causal")), factor
     )
 
 

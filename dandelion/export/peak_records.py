@@ -22,7 +22,6 @@ class AttentionProduct:
         mask_dtype: that of the mask: ``bool``, or numbers that are added.
         causal: a row of q sees rows of k up to its own number only.
         scale: factor of the products.
-        rounded: float32 is multiplied as tf32.
     """
 
     q: StridedView
@@ -33,7 +32,6 @@ class AttentionProduct:
     mask_dtype: str
     causal: bool
     scale: float
-    rounded: bool
 
     @property
     def places(self) -> tuple[StridedView, ...]:
