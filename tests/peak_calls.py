@@ -103,6 +103,6 @@ def _attention(made: AttentionProduct, reads: Sequence[Any]) -> Any:
     q, k, v, *masks = (seen(view, one) for view, one in zip(made.places, reads, strict=True))
     mask = masks[0] if masks else None
     result = functional.scaled_dot_product_attention(
-        q, k, v, mask, is_causal=made.causal, scale=made.scale
+        q, k, v, mask, is_causal=made.causal, scale=made.scale, enable_gqa=True
     )
     return result.transpose(1, 2).contiguous()

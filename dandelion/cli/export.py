@@ -133,9 +133,7 @@ def _checked(
     return made.report.with_errors(found, expected), ""
 
 
-def _called(
-    made: ExportedModule, arrays: Mapping[str, Array], backend: str
-) -> dict[str, Array]:
+def _called(made: ExportedModule, arrays: Mapping[str, Array], backend: str) -> dict[str, Array]:
     report = made.report
     arena = 4 * (report.static_bytes + report.buffer_bytes) + 256 * _MIB
     settings = Settings(backends=(backend,), arena_bytes=arena, default_deadline_s=600)

@@ -16,7 +16,8 @@ import triton.language as tl
 def attention(
     q, k, v, mask, out,
     scale: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, width: tl.constexpr,
-    heads: tl.constexpr, q_batch: tl.constexpr, q_head: tl.constexpr, q_row: tl.constexpr,
+    heads: tl.constexpr, sharing: tl.constexpr, q_batch: tl.constexpr, q_head: tl.constexpr,
+    q_row: tl.constexpr,
     k_batch: tl.constexpr, k_head: tl.constexpr, k_row: tl.constexpr, v_batch: tl.constexpr,
     v_head: tl.constexpr, v_row: tl.constexpr, mask_batch: tl.constexpr, mask_head: tl.constexpr,
     mask_row: tl.constexpr, mask_column: tl.constexpr, masking: tl.constexpr,
@@ -26,6 +27,7 @@ def attention(
     """``softmax(scale * q @ k^T + mask) @ v``, rows of ``out`` as ``[batch, rows, heads, width]``.
 
     Args:
+        sharing: heads of q that have the same head of k and v.
         masking: 0 without a mask, 1 if true elements are kept, 2 if it is added.
     """
     log2_e: tl.constexpr = 1.4426950408889634
@@ -40,8 +42,8 @@ def attention(
         q + batch * q_batch + head * q_head + row[:, None] * q_row + inner[None, :],
         mask=inside, other=0.0,
     )  # fmt: skip
-    keys = k + batch * k_batch + head * k_head
-    values = v + batch * v_batch + head * v_head
+    keys = k + batch * k_batch + head // sharing * k_head
+    values = v + batch * v_batch + head // sharing * v_head
     masks = mask + batch * mask_batch + head * mask_head
     largest = tl.full((block_rows,), -float("inf"), tl.float32)
     total = tl.zeros((block_rows,), tl.float32)

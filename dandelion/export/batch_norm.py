@@ -63,8 +63,7 @@ def _factors(node: Node, constants: Mapping[str, Constant]) -> tuple[Array, Arra
     if any(a is not None and not _is_constant(a, constants) for a in given):
         return None
     weight, bias, mean, variance = (
-        _wide(constants[a.name]) if isinstance(a, Reference) else None
-        for a in given
+        _wide(constants[a.name]) if isinstance(a, Reference) else None for a in given
     )
     epsilon = node.arguments[6]
     assert isinstance(epsilon, float | int)

@@ -6,6 +6,9 @@ that lie row-major, and so writes its result. All others are those that torch's 
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +28,8 @@ from dandelion.export.torch_graph import (
 OURS = frozenset({GEMM, CONVOLUTION, ATTENTION})
 _LIBRARY = "dandelion_export"
 _SCHEMA = "product(Tensor[] reads, str name, SymInt[] shape) -> Tensor"
+_CIRCULAR = {"aten.sin.default": 0, "aten.cos.default": 1}
+_SHORT = ("torch.float32", "torch.float16", "torch.bfloat16")
 _COPIES = frozenset({"aten.clone.default", "aten.alias.default", "aten.detach.default"})
 _VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default"})
 
@@ -138,7 +143,7 @@ class Evaluation:
 
     def node(self, node: Node) -> Any:
         aten = self.torch.ops.aten
-        arguments = [self.argument(one) for one in node.arguments]
+        arguments: list[Any] = [self.argument(one) for one in node.arguments]
         if node.operator in OURS:
             return self.product(arguments, node.name, list(node.type.shape))
         if node.operator == GETITEM:
@@ -151,6 +156,8 @@ class Evaluation:
             return arguments[0].reshape(arguments[1])
         if is_depthwise(node, self.types):
             return self.depthwise(*arguments)
+        if node.operator in _CIRCULAR and str(arguments[0].dtype) in _SHORT:
+            return circular(self.torch, arguments[0], _CIRCULAR[node.operator])
         arguments = self.inside(node, arguments)
         name, _, overload = node.operator.removeprefix("aten.").partition(".")
         target = getattr(getattr(aten, name), overload)
@@ -184,24 +191,41 @@ class Evaluation:
         pairs = [(one[0], one[-1]) for one in (stride, padding, dilation)]
         (_, _), (above, left), (down, right) = pairs
         rows, columns = weight.shape[2:]
-        sizes = [
+        extents = [
             (x.shape[2 + d] + 2 * pad - step * (weight.shape[2 + d] - 1) - 1) // by + 1
             for d, (by, pad, step) in enumerate(zip(*pairs, strict=True))
         ]
         wide = self.torch.constant_pad_nd(x.float(), [left, left, above, above], 0.0)
-        total = None
+        terms = [] if bias is None else [bias.float().reshape(1, -1, 1, 1)]
         for i in range(rows):
             for j in range(columns):
                 part = wide
-                for d, start in ((2, i * down), (3, j * right)):
-                    by = pairs[0][d - 2]
-                    end = start + (sizes[d - 2] - 1) * by + 1
-                    part = self.torch.ops.aten.slice.Tensor(part, d, start, end, by)
-                term = part * weight[:, 0, i, j].float().reshape(1, -1, 1, 1)
-                total = term if total is None else total + term
-        if bias is not None:
-            total = total + bias.float().reshape(1, -1, 1, 1)
-        return total.to(x.dtype)
+                for d, start in enumerate((i * down, j * right)):
+                    by = pairs[0][d]
+                    end = start + (extents[d] - 1) * by + 1
+                    part = self.torch.ops.aten.slice.Tensor(part, 2 + d, start, end, by)
+                terms.append(part * weight[:, 0, i, j].float().reshape(1, -1, 1, 1))
+        return functools.reduce(operator.add, terms).to(x.dtype)
+
+
+def circular(torch: Any, x: Any, quarter: int) -> Any:
+    """The sine of float32 and shorter types, or the cosine with a quarter of a turn more.
+
+    NVIDIA's library has a table for large numbers, and a module with a table is loaded afresh for
+    each call. Here the turns are taken away in double precision instead.
+    """
+    wide = x.double()
+    turns = torch.round(wide * (2 / math.pi))
+    rest = (wide - turns * (math.pi / 2)).float()
+    square = rest * rest
+    sine = cosine = torch.zeros_like(rest)
+    for power in (9, 7, 5, 3, 1):
+        sine = sine * square + (-1) ** (power // 2) / math.factorial(power)
+    for power in (10, 8, 6, 4, 2, 0):
+        cosine = cosine * square + (-1) ** (power // 2) / math.factorial(power)
+    place = turns.long() + quarter
+    found = torch.where(place % 2 == 0, sine * rest, cosine)
+    return torch.where(place % 4 < 2, found, -found).to(x.dtype)
 
 
 def _weights(scores: Any, mask: Any = None, causal: bool = False) -> Any:

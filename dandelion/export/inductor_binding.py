@@ -49,9 +49,23 @@ _CONFIG = {
     "max_autotune": False,
 }
 _IGNORED = frozenset(
-    {"str", "NullLine", "CommentLine", "FreeLine", "FreeIfNotReusedLine", "EnterDeviceContextManagerLine"}
-    | {"UnbackedSymbolDefsLine", "ExitDeviceContextManagerLine", "EnterSubgraphLine", "ExitSubgraphLine", "LineContext"}
+    {
+        "str",
+        "NullLine",
+        "CommentLine",
+        "FreeLine",
+        "FreeIfNotReusedLine",
+        "EnterDeviceContextManagerLine",
+    }
+    | {
+        "UnbackedSymbolDefsLine",
+        "ExitDeviceContextManagerLine",
+        "EnterSubgraphLine",
+        "ExitSubgraphLine",
+        "LineContext",
+    }
 )
+_NOWHERE = Place("")
 
 
 def load() -> Any:
@@ -106,14 +120,26 @@ def _fused(torch: Any, given: TracedGraph, graph: Graph) -> FusedGraph:
     virtual = inductor.virtualized.V
     fake = torch._subclasses.FakeTensorMode()
     choose = mock.patch.object(
-        inductor.graph, "get_wrapper_codegen_for_device", lambda *_: recorder
+        inductor.graph, "get_wrapper_codegen_for_device", return_value=recorder
     )
-    with choose, virtual.set_graph_handler(lowering), virtual.set_fake_mode(fake):
-        with inductor.debug.DebugContext():
+    debug = inductor.debug.DebugContext()
+    with choose, virtual.set_graph_handler(lowering), virtual.set_fake_mode(fake), debug:
+        try:
             lowering.run(*given.examples)
             lowering.codegen()
-            reader = _Lines(torch, lowering, given)
-            return reader.read(recorder.lines_of, list(graph.outputs))
+        except Exception as error:  # the compiler raises errors of every class
+            raise _failed(lowering, error) from error
+        reader = _Lines(torch, lowering, given)
+        return reader.read(recorder.lines_of, list(graph.outputs))
+
+
+def _failed(lowering: Any, error: Exception) -> InvalidFunction:
+    """The compiler's failure, with the line of the operator that it was at."""
+    node = getattr(lowering, "current_node", None)
+    place, _, operator = str(node.meta.get("stack_trace") or "" if node else "").partition("\n")
+    message = f"Inductor cannot compile {operator or 'it'}: {type(error).__name__}"
+    found = str(error).strip().partition("\n")[0][:300]
+    return InvalidFunction((Problem("inductor", message, place or "module", found=found),))
 
 
 def _recorder(inductor: Any) -> Any:
@@ -166,7 +192,11 @@ class _Lines:
             raise InvalidFunction(tuple(dict.fromkeys(self.problems)))
         found = [self.place(node) for node in self.lowering.graph_outputs]
         return FusedGraph(
-            self.sources, self.calls, self.buffers, constants, dict(zip(outputs, found, strict=True))
+            self.sources,
+            self.calls,
+            self.buffers,
+            constants,
+            dict(zip(outputs, found, strict=True)),
         )
 
     def line(self, line: Any) -> None:
@@ -176,7 +206,7 @@ class _Lines:
             case "AllocateLine":
                 self.allocate(line.node)
             case "ReinterpretLine":
-                at = self.places[line.node.get_name()]
+                at = self.found(line.node.get_name())
                 view = line.layout.view if hasattr(line.layout, "view") else None
                 layout = line.layout if view is None else view.get_layout()
                 self.places[line.reused_as.get_name()] = _moved(at, layout)
@@ -184,12 +214,24 @@ class _Lines:
                 self.kernel(line)
             case "ExternKernelAllocLine" | "ExternKernelOutLine":
                 self.operation(line.node)
-            case "MultiOutputLine" if line.arg_name in self.pending and not line.indices:
-                product, reads = self.pending.pop(line.arg_name)
-                self.allocate(self.lowering.name_to_buffer[line.result_name])
-                self.calls.append(ProductCall(product, reads, line.result_name))
+            case "MultiOutputLine":
+                self.result(line)
             case name if name not in _IGNORED:
-                self.refuse(getattr(line, "node", None), f"it needs '{name}' of Inductor's programs")
+                self.refuse(
+                    getattr(line, "node", None), f"it needs '{name}' of Inductor's programs"
+                )
+
+    def result(self, line: Any) -> None:
+        """What an operation writes; those that were refused have no place."""
+        if line.arg_name not in self.pending:
+            return
+        product, reads = self.pending.pop(line.arg_name)
+        self.allocate(self.lowering.name_to_buffer[line.result_name])
+        self.calls.append(ProductCall(product, reads, line.result_name))
+
+    def found(self, name: str) -> Place:
+        """The place of a value; none if its operator was refused."""
+        return self.places.get(name, _NOWHERE) if self.problems else self.places[name]
 
     def allocate(self, node: Any) -> None:
         name = node.get_name()
@@ -203,7 +245,7 @@ class _Lines:
         names = list(line.triton_meta["signature"])
         arguments: dict[str, Place | int] = {}
         for name, given in zip(names, line.call_args, strict=False):
-            arguments[name] = self.places[given] if isinstance(given, str) else int(given)
+            arguments[name] = self.found(given) if isinstance(given, str) else int(given)
         self.calls.append(FusedCall(line.kernel_name, arguments))
 
     def operation(self, node: Any) -> None:
@@ -217,15 +259,13 @@ class _Lines:
         """Where a value lies that the program reads."""
         while hasattr(node, "data") and type(node).__name__ in ("TensorBox", "StorageBox"):
             node = node.data
-        at = self.places[node.get_name()]
+        at = self.found(node.get_name())
         if type(node).__name__ == "ReinterpretView":
             at = _moved(at, node.layout)
         return at
 
     def refuse(self, node: Any, message: str) -> None:
-        traces = [
-            one.meta.get("stack_trace", "") for one in (getattr(node, "origins", None) or ())
-        ]
+        traces = [one.meta.get("stack_trace", "") for one in (getattr(node, "origins", None) or ())]
         place, _, operator = next((t for t in traces if t), "module").partition("\n")
         named = operator or str(getattr(node, "op_overload", None) or type(node).__name__)
         self.problems.append(
@@ -261,4 +301,3 @@ def _size_bytes(node: Any) -> int:
         else 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
     )
     return int(elements * node.get_dtype().itemsize)
-

@@ -135,11 +135,10 @@ class _Layout:
         return renamed
 
     def sizes(self, used: set[str]) -> dict[str, int]:
-        found = {
+        return {
             self.renamed[name]: size for name, size in self.made.buffers.items()
             if size and (name in used or self.renamed[name] in self.outputs)
         }  # fmt: skip
-        return found
 
     def at(self, place: Place) -> tuple[str, int]:
         """The buffer of a place in the blueprint, and the byte there."""

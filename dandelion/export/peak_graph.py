@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from dandelion.blueprint import Computation, ImageLayout
+from dandelion.errors import InvalidFunction, Problem
 from dandelion.export.aten import CONVOLUTION, GEMM
 from dandelion.export.batch_norm import folded
 from dandelion.export.peak_records import AttentionProduct, PeakProduct
@@ -41,6 +43,9 @@ ATTENTION = "dandelion.attention"
 
 _ATTENTION = "aten.scaled_dot_product_attention.default"
 _CONVOLUTION = "aten.convolution.default"
+_RANDOM = re.compile(
+    r"aten\.(rand|bernoulli|normal|uniform|native_dropout|multinomial|exponential)"
+)
 _LARGEST_WIDTH = 256
 _TO_NHWC, _TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
@@ -55,12 +60,23 @@ def for_peak(graph: Graph, precision: Computation) -> tuple[Graph, dict[str, Pea
     Returns:
         The graph, and the operation of each node with an operator of ours by the node's name.
     """
+    _refuse_random(graph)
     graph = rows_in_order(_Convolutions(folded(graph)).rewritten())
     graph, attention = _with_attention(graph, precision)
     graph = rows_in_order(graph)
     graph, products = with_products(graph, precision, least=1, grouped=True)
     graph, changed = _ChannelsLast(graph, products).rewritten()
     return graph, {**attention, **changed}
+
+
+def _refuse_random(graph: Graph) -> None:
+    problems = [
+        Problem("unsupported-operator", f"operator {node.operator} is not supported", node.place,
+                expected="random numbers as an input")
+        for node in graph.nodes if _RANDOM.match(node.operator)
+    ]  # fmt: skip
+    if problems:
+        raise InvalidFunction(tuple(problems))
 
 
 def is_depthwise(node: Node, types: Mapping[str, TensorType]) -> bool:
@@ -115,7 +131,7 @@ class _Chain:
 
 
 class _Convolutions:
-    """Writes convolutions whose kernels do not overlap as products of matrices."""
+    """Writes convolutions as products of matrices, or at least as convolutions of images."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.names = graph, _Names(graph)
@@ -132,17 +148,26 @@ class _Convolutions:
         if node.operator != _CONVOLUTION:
             return None
         x, weight, bias, stride, padding, dilation, transposed, _, groups = node.arguments
-        if not isinstance(x, Reference) or not isinstance(weight, Reference) or groups != 1:
+        if not isinstance(x, Reference) or not isinstance(weight, Reference):
             return None
         shape, kernel = self.types[x.name].shape, self.types[weight.name].shape
-        if len(shape) != 4 or len(kernel) != 4 or weight.name not in self.constants:
+        if len(shape) != len(kernel) or weight.name not in self.constants:
             return None
-        if _pair(stride) != kernel[2:] or any(_pair(padding)) or _pair(dilation) != (1, 1):
+        if len(shape) == 3:
+            return self.line(node, x, weight)
+        if len(shape) != 4:
             return None
+        apart = _pair(stride) == kernel[2:] and not any(_pair(padding))
+        plain = apart and _pair(dilation) == (1, 1) and groups == 1
         if transposed:
-            return self.grown(node, x, weight, bias) if node.type.shape[2] == (
-                shape[2] * kernel[2]
-            ) else None
+            same = node.type.shape[2:] == tuple(
+                size * step for size, step in zip(shape[2:], kernel[2:], strict=True)
+            )
+            if plain and same:
+                return self.grown(node, x, weight, bias)
+            return self.spread(node, x, weight, bias)
+        if not plain:
+            return None
         fits = all(size % step == 0 for size, step in zip(shape[2:], kernel[2:], strict=True))
         if not fits or kernel[2:] == (1, 1):
             return None
@@ -183,6 +208,57 @@ class _Convolutions:
         if isinstance(bias, Reference):
             each = self.constant(bias, (1, filters, 1, 1), (0,), "column")
             chain.add("add.Tensor", node.type.shape, each)
+        return chain.ended()
+
+    def line(self, node: Node, x: Reference, weight: Reference) -> list[Node]:
+        """A convolution along one dimension is one of images with one row."""
+        _, _, bias, stride, padding, dilation, transposed, more, groups = node.arguments
+        batch, channels, length = self.types[x.name].shape
+        first, second, size = self.types[weight.name].shape
+        matrix = self.constant(weight, (first, second, 1, size), (0, 1, 2), "image")
+        self.types[matrix.name] = self.constants[matrix.name].type
+        chain = _Chain(node, self.names, x)
+        chain.add("view.default", (batch, channels, 1, length), (batch, channels, 1, length))
+        shape = (*node.type.shape[:2], 1, node.type.shape[2])
+        sizes = [(one, _pair(given)[1]) for one, given in (
+            (1, stride), (0, padding), (1, dilation), (0, more)
+        )]  # fmt: skip
+        chain.add("convolution.default", shape, matrix, bias, *sizes[:3], transposed, sizes[3],
+                  groups)  # fmt: skip
+        chain.add("view.default", node.type.shape, node.type.shape)
+        self.types |= {one.name: one.type for one in chain.made}
+        nodes = chain.ended()
+        return [part for one in nodes for part in self.parts(one) or [one]]
+
+    def spread(
+        self, node: Node, x: Reference, weight: Reference, bias: Argument
+    ) -> list[Node] | None:
+        """A transposed convolution is one of the image with zeros between its elements."""
+        groups = node.arguments[8]
+        if not isinstance(groups, int):
+            return None
+        (sh, sw), (ph, pw), (dh, dw), (oh, ow) = (_pair(node.arguments[at]) for at in (3, 4, 5, 7))
+        batch, channels, height, width = self.types[x.name].shape
+        _, outer, h, w = self.types[weight.name].shape
+        found = self.constants[weight.name]
+        apart = found.data.reshape(groups, channels // groups, outer, h, w)[..., ::-1, ::-1]
+        turned = apart.transpose(0, 2, 1, 3, 4).reshape(groups * outer, channels // groups, h, w)
+        name = self.names.new(f"{weight.name}_turned")
+        kind = TensorType(tuple(turned.shape), found.type.dtype)
+        self.constants[name] = Constant(kind, np.ascontiguousarray(turned))
+        chain = _Chain(node, self.names, x)
+        split = (batch, channels, height, 1, width, 1)
+        chain.add("view.default", split, split)
+        wide = (batch, channels, height, sh, width, sw)
+        chain.add("constant_pad_nd.default", wide, (0, sw - 1, 0, 0, 0, sh - 1))
+        flat = (batch, channels, height * sh, width * sw)
+        chain.add("view.default", flat, flat)
+        left, top = dw * (w - 1) - pw, dh * (h - 1) - ph
+        right, bottom = left + ow - (sw - 1), top + oh - (sh - 1)
+        padded = (batch, channels, flat[2] + top + bottom, flat[3] + left + right)
+        chain.add("constant_pad_nd.default", padded, (left, right, top, bottom))
+        chain.add("convolution.default", node.type.shape, Reference(name), bias, (1, 1), (0, 0),
+                  (dh, dw), False, (0, 0), groups)  # fmt: skip
         return chain.ended()
 
     def constant(
@@ -244,7 +320,7 @@ def _attention(
     q, k, v, *rest = node.arguments
     names = ("attn_mask", "dropout_p", "is_causal")
     given = dict(zip(names, rest, strict=False)) | dict(node.keywords)
-    if given.get("enable_gqa") or given.get("dropout_p"):
+    if given.get("dropout_p"):
         return None
     dtype = node.type.dtype
     exact = precision is Computation.F32
@@ -255,7 +331,10 @@ def _attention(
     if query is None or key is None or value is None:
         return None
     width = query.shape[-1]
-    if query.shape[:2] != key.shape[:2] or width > _LARGEST_WIDTH or value.shape[-1] != width:
+    shared = bool(given.get("enable_gqa")) and query.shape[1] % key.shape[1] == 0
+    if query.shape[0] != key.shape[0] or (query.shape[1] != key.shape[1] and not shared):
+        return None
+    if value.shape != key.shape or width > _LARGEST_WIDTH:
         return None
     mask, mask_dtype = given.get("attn_mask"), ""
     seen = None

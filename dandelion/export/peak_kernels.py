@@ -125,11 +125,12 @@ class PeakKernels:
         mask = product.mask
         masking = 0 if mask is None else 1 if product.mask_dtype == "bool" else 2
         spread = (0, 0, 0, 0) if mask is None else mask.strides
-        # in three steps, as torch: softmax enlarges errors of its operand
-        precision = "tf32x3" if product.dtype == "float32" else "ieee"
+        # float32 in three steps, as torch: softmax enlarges errors of its operand
+        in_steps = product.dtype == "float32" and self._target.backend == "cuda"
+        precision = "tf32x3" if in_steps else "ieee"
         values = (
-            product.scale, rows, columns, width, heads, *q.strides[:3], *k.strides[:3],
-            *v.strides[:3], *spread, masking, product.causal, precision, block_rows,
+            product.scale, rows, columns, width, heads, heads // k.shape[1], *q.strides[:3],
+            *k.strides[:3], *v.strides[:3], *spread, masking, product.causal, precision, block_rows,
             block_columns, block_width,
         )  # fmt: skip
         kind = _POINTERS[product.dtype]
@@ -205,7 +206,7 @@ def _loaded(name: str, text: str) -> Any:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         helpers = importlib.import_module("torch._inductor.runtime.triton_helpers")
-        with mock.patch.object(helpers, "set_driver_to_gpu", lambda: None):  # there may be none
+        with mock.patch.object(helpers, "set_driver_to_gpu"):  # there may be none
             spec.loader.exec_module(module)
     found = [one for one in vars(module).values() if hasattr(one, "triton_meta")]
     assert len(found) == 1, f"kernel {name} is not alone in its text"
@@ -231,4 +232,3 @@ def _item_bytes(dtype: str) -> int:
 def _is_aligned(offset_bytes: int, strides: tuple[int, ...], dtype: str) -> bool:
     item = _item_bytes(dtype)
     return all(value % ALIGNMENT == 0 for value in (offset_bytes, *(s * item for s in strides[:3])))
-

@@ -16,7 +16,8 @@ class AttentionProduct:
     """Attention: ``softmax(scale * q @ k^T + mask) @ v``. The result is dense, ``[b, s, h, d]``.
 
     Attributes:
-        q, k, v: ``[batch, heads, rows, width]``; elements of a row lie one after the other.
+        q, k, v: ``[batch, heads, rows, width]``; elements of a row lie one after the other. Heads
+            of q in succession may share one of k and v.
         mask: ``[batch, heads, rows of q, rows of k]``; None if there is none.
         dtype: element type of all but the mask, as torch names it.
         mask_dtype: that of the mask: ``bool``, or numbers that are added.

@@ -40,7 +40,7 @@ from dandelion.export.product_records import Place
 from dandelion.export.products import with_products
 from dandelion.export.report import ExportReport
 from dandelion.export.targets import Target, target_of
-from dandelion.export.torch_graph import GETITEM, Graph
+from dandelion.export.torch_graph import GETITEM, Graph, shapes_of
 from dandelion.function import Limits
 from dandelion.progress import ShowProgress, no_progress
 
@@ -245,9 +245,12 @@ def _check_names(graph: Graph) -> None:
                 raise InvalidInput(f"{kind}.{name}", "it is not an identifier", "name the outputs")
             if kind == "outputs" and name in graph.inputs:
                 raise InvalidInput(f"outputs.{name}", "an input has this name", "name the outputs")
-    for name, kind_of in graph.inputs.items():
-        if not kind_of.elements:
-            problems.append(Problem("empty", "it has no elements", f"inputs.{name}"))
+    types = shapes_of(graph)
+    results = {name: types[value] for name, value in graph.outputs.items() if value in types}
+    for kind, found in (("inputs", graph.inputs), ("outputs", results)):
+        for name, kind_of in found.items():
+            if not kind_of.elements:
+                problems.append(Problem("empty", "it has no elements", f"{kind}.{name}"))
     if problems:
         raise InvalidFunction(tuple(problems))
 

@@ -28,9 +28,7 @@ VERSION = "3.6"
 ALIGNMENT = 16
 """Pointers and integers that are known to be multiples of it are loaded and stored as vectors."""
 
-_VARIABLE = re.compile(
-    r"^\.global [^;={]*?(?P<name>[\w$]+)(\[\d*\])?( = [^;]*)?;\n", re.MULTILINE
-)
+_VARIABLE = re.compile(r"^\.global [^;={]*?(?P<name>[\w$]+)(\[\d*\])?( = [^;]*)?;\n", re.MULTILINE)
 _REFUSED = {
     "num_ctas": "clusters of blocks are not supported; leave it out, each block runs by itself",
     "launch_cooperative_grid": "a launch cannot wait for all of its blocks; use two kernels",

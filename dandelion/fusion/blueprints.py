@@ -245,9 +245,7 @@ def _action(
             return Repeat(_size(times, buffer, integer), inner)
         case Gemm() | Conv2d():
             return mapped_operation(action, buffer, lambda size: _size(size, buffer, integer))
-    args = tuple(
-        Ptr(buffer(a.buffer), a.offset) if isinstance(a, Ptr) else a for a in action.args
-    )
+    args = tuple(Ptr(buffer(a.buffer), a.offset) if isinstance(a, Ptr) else a for a in action.args)
     renamed = ExecKernel(kernel(action.kernel), args, action.launch)
     return _mapped(renamed, lambda size: _size(size, buffer, integer))
 
