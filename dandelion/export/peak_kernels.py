@@ -121,6 +121,8 @@ class PeakKernels:
         columns = k.shape[2]
         block_width = max(compiler.next_power_of_2(width), 16)
         block_columns = 64 if block_width <= 64 else 32
+        if product.dtype != "float32" and block_width <= 64 and columns > 64:
+            block_columns = 128  # few turns, as each waits for its loads
         block_rows = 128 if rows > 512 and block_width <= 64 else 64
         mask = product.mask
         masking = 0 if mask is None else 1 if product.mask_dtype == "bool" else 2
