@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dandelion.export.aten import ATTENTION_WEIGHTS, CONVOLUTION, GEMM
-from dandelion.export.peak_graph import ATTENTION, is_depthwise
+from dandelion.export.peak_attention import ATTENTION
+from dandelion.export.peak_convolutions import is_depthwise
 from dandelion.export.torch_graph import (
     GETITEM,
     Argument,
@@ -188,22 +189,21 @@ class Evaluation:
         dilation: Sequence[int], *_: Any,
     ) -> Any:  # fmt: skip
         """A convolution with a kernel for each channel, as a sum of shifted images."""
-        pairs = [(one[0], one[-1]) for one in (stride, padding, dilation)]
-        (_, _), (above, left), (down, right) = pairs
+        steps, (above, left), (down, right) = (
+            (one[0], one[-1]) for one in (stride, padding, dilation)
+        )
         rows, columns = weight.shape[2:]
-        extents = [
-            (x.shape[2 + d] + 2 * pad - step * (weight.shape[2 + d] - 1) - 1) // by + 1
-            for d, (by, pad, step) in enumerate(zip(*pairs, strict=True))
-        ]
+        spans = (down * (rows - 1) + 1, right * (columns - 1) + 1)
+        sizes = (x.shape[2] + 2 * above, x.shape[3] + 2 * left)
+        extents = [(sizes[d] - spans[d]) // steps[d] + 1 for d in (0, 1)]
         wide = self.torch.constant_pad_nd(x.float(), [left, left, above, above], 0.0)
         terms = [] if bias is None else [bias.float().reshape(1, -1, 1, 1)]
         for i in range(rows):
             for j in range(columns):
                 part = wide
                 for d, start in enumerate((i * down, j * right)):
-                    by = pairs[0][d]
-                    end = start + (extents[d] - 1) * by + 1
-                    part = self.torch.ops.aten.slice.Tensor(part, 2 + d, start, end, by)
+                    end = start + (extents[d] - 1) * steps[d] + 1
+                    part = self.torch.ops.aten.slice.Tensor(part, 2 + d, start, end, steps[d])
                 terms.append(part * weight[:, 0, i, j].float().reshape(1, -1, 1, 1))
         return functools.reduce(operator.add, terms).to(x.dtype)
 

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dandelion.arrays import text_of
-from dandelion.blueprint import Blueprint, Buffer, Code, Computation, Ptr, Scalar, ScalarType
+from dandelion.blueprint import Blueprint, Buffer, Code, Computation, Scalar, ScalarType, part
 from dandelion.blueprint.builder import ArgumentLike
-from dandelion.blueprint.records import Absolute
 from dandelion.documents import FunctionDocument, StaticValue, gpu_function
 from dandelion.errors import InvalidFunction, Problem
 from dandelion.export import inductor_binding, product_records
@@ -218,7 +217,7 @@ class _Layout:
         for argument in launch.arguments:
             if isinstance(argument, Place):
                 buffer, offset = self.at(argument)
-                arguments.append(Ptr(buffer, Absolute(offset)))
+                arguments.append(part(built[buffer], offset))
             else:
                 kind, value = argument
                 arguments.append(Scalar(ScalarType(kind), value))
