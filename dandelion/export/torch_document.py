@@ -37,6 +37,7 @@ from dandelion.export.operation_actions import add_operation
 from dandelion.export.packing import Packed, packed
 from dandelion.export.peak_document import peak_module
 from dandelion.export.product_records import Place
+from dandelion.export.product_rows import rows_in_order
 from dandelion.export.products import with_products
 from dandelion.export.report import ExportReport
 from dandelion.export.targets import Target, target_of
@@ -143,7 +144,7 @@ def export_module(
     if peak is not None:
         return _peak_module(name, graph, Computation(precision), peak, limits, show, began)
     _check_operators(graph)
-    made, products = with_products(folded(graph), Computation(precision))
+    made, products = with_products(rows_in_order(folded(graph)), Computation(precision))
     kernels = tinygrad_binding.kernels_of(made, device == "gpu", products, show)
     used = {name for launch in kernels.launches for name in launch.buffers}
     weights = packed(made.constants, used, {*graph.inputs, *graph.outputs, *kernels.buffers})
