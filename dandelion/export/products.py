@@ -37,20 +37,22 @@ _SHAPES_ONLY = frozenset(
 
 
 def with_products(
-    graph: Graph, precision: Computation, least: int = LEAST_PRODUCTS, grouped: bool = False
+    graph: Graph, precision: Computation, least: int | None = None, grouped: bool = False
 ) -> tuple[Graph, dict[str, Product]]:
     """Replace operators by library operations.
 
     Args:
         graph: whose operators are in the table.
         precision: how products of float32 are computed.
-        least: multiplications of an operator that becomes a library operation.
+        least: multiplications of an operator that becomes a library operation; by default
+            `LEAST_PRODUCTS`.
         grouped: convolutions with groups become library operations too, but not those that have a
             kernel for each channel.
 
     Returns:
         The graph, and the operation of each new node by the node's name.
     """
+    least = LEAST_PRODUCTS if least is None else least
     graph = dataclasses.replace(graph, nodes=without_attention(graph, least))
     return _Rewriter(graph, precision, least, grouped).rewritten()
 
