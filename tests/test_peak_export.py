@@ -235,6 +235,28 @@ def test_launches_stay_inside_of_their_buffers(block: tuple[str, FunctionDocumen
     assert not any(isinstance(one, bp.CopyBuffer) for one in config.blueprint.control_flow)
 
 
+def test_temporary_buffers_share_memory(block: tuple[str, FunctionDocument]) -> None:
+    config, _ = config_of(block[1])
+    access = {kernel.name: kernel.access for kernel in config.kernels}
+    calls = [one for one in config.blueprint.control_flow if isinstance(one, bp.ExecKernel)]
+    for call in calls:
+        ways = [way for way in access[call.kernel] if way is not bp.Access.VALUE]
+        assert ways.count(bp.Access.WRITE) >= 1  # so that memory need not be zeroed
+        assert bp.Access.BOTH not in ways
+
+
+@inductor
+def test_an_element_that_is_changed_in_place_keeps_the_others() -> None:
+    def call(x: Any, at: Any) -> Any:
+        return torch.zeros(8, 4).index_put((at,), x)
+
+    examples = (torch.randn(2, 4), torch.tensor([1, 5]))
+    made = export_module("put", Calls(call).eval(), examples, route="peak", target="cuda:90")
+    config, _ = config_of(made.function)
+    ways = [way for kernel in config.kernels for way in kernel.access]
+    assert ways.count(bp.Access.BOTH) == 1
+
+
 def test_it_is_the_same_each_time(block: tuple[str, FunctionDocument]) -> None:
     torch.manual_seed(1)
     examples = (torch.randint(0, 50, (2, 16)),)

@@ -11,7 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dandelion.arrays import text_of
-from dandelion.blueprint import Blueprint, Buffer, Code, Computation, Scalar, ScalarType, part
+from dandelion.blueprint import (
+    Access,
+    Blueprint,
+    Buffer,
+    Code,
+    Computation,
+    Scalar,
+    ScalarType,
+    part,
+)
 from dandelion.blueprint.builder import ArgumentLike
 from dandelion.documents import FunctionDocument, StaticValue, gpu_function
 from dandelion.errors import InvalidFunction, Problem
@@ -180,8 +189,9 @@ class _Layout:
         for buffer, size in self.buffers.items():
             built.buffer(buffer, size, temporary=buffer not in self.outputs)
         scratch = self.scratch(built)
+        access = self.access()
         for name, kernel in self.kernels.kernels.items():
-            ways = [way.value for way in kernel.access]
+            ways = [way.value for way in access[name]]
             last = ["both" if kernel.compiled.scratch_bytes else "value", "value"]
             symbol = kernel.compiled.symbol
             built.kernel(
@@ -190,6 +200,25 @@ class _Layout:
         for launch in self.launches:
             self.add(built, launch, scratch)
         return built.json(), files
+
+    def access(self) -> dict[str, list[Access]]:
+        """What each kernel does with its parameters.
+
+        The second launch that writes a buffer adds to it, so the rest must stay as it is.
+        """
+        found = {name: list(kernel.access) for name, kernel in self.kernels.kernels.items()}
+        written: set[str] = set()
+        for launch in self.launches:
+            if isinstance(launch, ProductCall):
+                written.add(launch.out)
+                continue
+            ways = found[launch.kernel]
+            for at, argument in enumerate(launch.arguments):
+                if isinstance(argument, Place) and ways[at] is not Access.READ:
+                    if argument.buffer in written:
+                        ways[at] = Access.BOTH
+                    written.add(argument.buffer)
+        return found
 
     def scratch(self, built: Blueprint) -> Buffer | None:
         """Memory that Triton's launcher would allocate for blocks; None if no kernel needs it."""

@@ -190,7 +190,7 @@ class PeakKernels:
 
 
 def _way(name: str, kind: str, derived: Access, atomic: bool) -> Access:
-    """The access to a parameter; what Inductor names an output is written and never read."""
+    """The access to a parameter; what Inductor names an output is written, and never read."""
     if not kind.startswith("*"):
         return Access.VALUE
     if derived is Access.BOTH and name.startswith("out") and not atomic:
