@@ -7,18 +7,23 @@ imported when a device is looked for or opened, the compiler when a source is fi
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from dandelion.blueprint.operation_calls import ConvolutionCall, GemmCall
 from dandelion.driver import Driver
 from dandelion.errors import BackendUnavailable
 
-from .gpu.calls import Attributes, Calls, Compiler
+from .gpu.calls import Attributes, Calls, Compiler, LibrarySite
 from .gpu.cublaslt import WORKSPACE_BYTES, CublasLt
+from .gpu.cublaslt_binding import Binding
 from .gpu.cublaslt_binding import load as load_cublaslt
 from .gpu.cudalike import CudaLikeDevice
 from .gpu.cudalike_driver import CudaLikeDriver
+from .gpu.cudnn import Cudnn
+from .gpu.cudnn_binding import load as load_cudnn
 from .gpu.device import Protection
+from .gpu.lowering import Library
 from .gpu.mps import MpsSharing
 from .gpu.options import AUTO
 from .gpu.source import CodeFormat
@@ -215,14 +220,22 @@ def _calls(cu: Any) -> Calls:
         wait=cu.cuEventSynchronize,
         destroy_event=cu.cuEventDestroy,
         compiler=_compiler(),
-        library=lambda name, stream: _library(cu, name, stream),
+        libraries={
+            GemmCall: lambda site: _library(cu, site, load_cublaslt, CublasLt),
+            ConvolutionCall: lambda site: _library(cu, site, load_cudnn, Cudnn),
+        },
     )
 
 
-def _library(cu: Any, name: str, stream: Any) -> CublasLt | None:
+def _library(
+    cu: Any,
+    site: LibrarySite,
+    load: Callable[[int], Binding | None],
+    make: Callable[[Binding, LibrarySite], Library],
+) -> Library | None:
     error, version = cu.cuDriverGetVersion()
-    binding = None if error else load_cublaslt(int(version))
-    return None if binding is None else CublasLt(binding, name, stream)
+    binding = None if error else load(int(version))
+    return None if binding is None else make(binding, site)
 
 
 def _compiler() -> Compiler:

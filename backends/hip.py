@@ -12,13 +12,16 @@ from __future__ import annotations
 import importlib
 from typing import Any, ClassVar
 
+from dandelion.blueprint.operation_calls import GemmCall
 from dandelion.driver import Driver
 from dandelion.errors import BackendUnavailable
 
-from .gpu.calls import Attributes, Calls, Compiler
+from .gpu.calls import Attributes, Calls, Compiler, LibrarySite
+from .gpu.cublaslt import WORKSPACE_BYTES, CublasLt
 from .gpu.cudalike import CudaLikeDevice
 from .gpu.cudalike_driver import CudaLikeDriver
 from .gpu.device import Protection
+from .gpu.hipblaslt_binding import load as load_hipblaslt
 from .gpu.source import CodeFormat
 
 _REMEDY = "pip install 'dandelion-engine[hip]', and ROCm"
@@ -56,6 +59,7 @@ class HipDriver(CudaLikeDriver):
     name: ClassVar[str] = "hip"
     device_class: ClassVar[type[CudaLikeDevice]] = HipDevice
     trusts_protection: ClassVar[bool] = False
+    workspace_bytes: ClassVar[int] = WORKSPACE_BYTES
 
 
 def _import(name: str) -> Any:  # the binding's names are only known once it is loaded
@@ -194,7 +198,13 @@ def _calls(hip: Any, types: Any) -> Calls:
         wait=hip.hipEventSynchronize,
         destroy_event=hip.hipEventDestroy,
         compiler=_compiler(),
+        libraries={GemmCall: _library},
     )
+
+
+def _library(site: LibrarySite) -> CublasLt | None:
+    binding = load_hipblaslt()
+    return None if binding is None else CublasLt(binding, site)
 
 
 def _compiler() -> Compiler:

@@ -483,21 +483,34 @@ def manual() -> str:
 
 def test_the_listings_of_the_manual_are_right() -> None:
     listings = re.findall(r"```json\n(.*?)```", manual(), re.DOTALL)
-    assert len(listings) == 4
+    assert len(listings) == 5
     first = bp.parse_blueprint(listings[0])
     bp.parse_blueprint(listings[1])
-    for listing in listings[2:]:
+    for listing in listings[2:4]:
         (fields,) = json.loads(listing).values()
         used = re.findall(r'"(x|weights|row|skip|b)"', listing)
         body = {"inputs": list(dict.fromkeys(used)), "buffers": {fields["out"]: 2**22}}
         body |= {"outputs": [fields["out"]], "control_flow": [json.loads(listing)]}
         bp.parse_blueprint(json.dumps({"modules": {}, "kernels": {}, "blueprint": body}))
-    python, operations = re.findall(r"```python\n(.*?)```", manual(), re.DOTALL)
+    candidates = json.loads(listings[4])
+    body = {
+        "inputs": ["x"],
+        "buffers": {"y": 2**18},
+        "outputs": ["y"],
+        "control_flow": [candidates],
+    }
+    kernels = {"tiled": {"module": "m"}}
+    document = {"modules": {"m": "m.c"}, "kernels": kernels, "blueprint": body}
+    bp.parse_blueprint(json.dumps(document))
+    python, operations, choice = re.findall(r"```python\n(.*?)```", manual(), re.DOTALL)
     names: dict[str, Any] = {}
     exec(python, names)
     assert bp.parse_blueprint(names["text"]) == first
     exec(operations, names)
     assert len(names["b"].build().blueprint.control_flow) == 2
+    exec(choice, names)
+    (made,) = names["b"].build().blueprint.control_flow
+    assert len(made.alternatives) == 2
 
 
 def test_every_size_and_argument_of_the_manual_can_be_read() -> None:
@@ -506,7 +519,9 @@ def test_every_size_and_argument_of_the_manual_can_be_read() -> None:
     for row in rows:
         for written in row.split("`, `"):
             text = written.replace("size, ...", "1, 2").replace("size", "3")
-            if any(word in text for word in ("Repeat", "ExecKernel", "Gemm", "Conv2d")):
+            if any(
+                word in text for word in ("Repeat", "ExecKernel", "Gemm", "Conv2d", "Candidates")
+            ):
                 continue  # these are in all examples
             if "Buffer" in text:
                 bp.parse_blueprint(

@@ -15,6 +15,9 @@ from tests.fake_driver import build
 from tests.fake_driver.names import scenario_names
 from tests.fake_driver.worker import Worker, working
 
+FILES = ("scenarios.py", "operations.py", "convolutions.py")
+NAMES = [name for file in FILES for name in scenario_names(file)]
+
 
 def _missing() -> str:
     if importlib.util.find_spec("cuda") is None or not importlib.util.find_spec("cuda.bindings"):
@@ -37,7 +40,7 @@ def test_conformance(worker: Worker, name: str) -> None:
     assert answer == "ok", answer
 
 
-@pytest.mark.parametrize("name", [*scenario_names(), *scenario_names("operations.py")])
+@pytest.mark.parametrize("name", NAMES)
 def test_scenario(worker: Worker, name: str) -> None:
     answer = worker.run(name)
     assert answer == "ok", answer

@@ -15,6 +15,16 @@ from tests.fake_driver import build
 from tests.fake_driver.names import scenario_names
 from tests.fake_driver.worker import Worker, working
 
+NAMES = [
+    *scenario_names(),
+    "small_convolutions_are_right",
+    *("products_are_right_in_each_type", "products_are_computed_as_they_say"),
+    *("layouts_are_right", "epilogues_are_right", "what_the_library_lacks_is_done_after_it"),
+    *("branches_do_not_share_a_workspace", "without_a_library_templates_do_it"),
+    *("too_little_workspace_is_no_algorithm", "each_failure_of_the_library_ends_one_call"),
+    "dropped_plans_release_their_products",
+]
+
 
 def _missing() -> str:
     if importlib.util.find_spec("hip") is None:
@@ -37,7 +47,7 @@ def test_conformance(worker: Worker, name: str) -> None:
     assert answer == "ok", answer
 
 
-@pytest.mark.parametrize("name", [*scenario_names(), "convolutions_are_right"])
+@pytest.mark.parametrize("name", NAMES)
 def test_scenario(worker: Worker, name: str) -> None:
     answer = worker.run(name)
     assert answer == "ok", answer

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 import dandelion.blueprint as bp
 from dandelion.blueprint import Absolute, Access, Activation, BiasAxis, ElementType, ImageLayout
+from dandelion.blueprint.operation_calls import ConvolutionCall, OperationCall
 from dandelion.blueprint.uses import integers_read, is_written_first, written_buffers
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.driver import Call
@@ -248,8 +249,25 @@ def test_a_plan_without_a_device_counts_the_workspace() -> None:
     assert large >= small + (32 << 20)
 
 
+class Products(AssumedLibrary):
+    """A library without convolutions."""
+
+    def workspace_bytes(self, call: OperationCall) -> int | None:
+        return None if isinstance(call, ConvolutionCall) else super().workspace_bytes(call)
+
+
+class BareConvolutions(Products):
+    """A library of convolutions without anything that follows them."""
+
+    def workspace_bytes(self, call: OperationCall) -> int | None:
+        if not isinstance(call, ConvolutionCall):
+            return None
+        bare = call.activation is Activation.NONE and call.bias is None and call.addend is None
+        return 64 if bare else None
+
+
 def test_what_a_library_lacks_goes_around_it() -> None:
-    library = Lowering(AssumedLibrary(64))
+    library = Lowering(Products(64))
     unfolded = planned(image(bias=bp.BufferPart("w")), {"x": 576, "w": 1152}, library)
     assert [type(step) for step in unfolded.steps] == [Launch, LibraryCall, Launch]
     pointwise = image(kernel=1, size=4)
@@ -257,6 +275,26 @@ def test_what_a_library_lacks_goes_around_it() -> None:
     assert isinstance(step, LibraryCall)
     groups = planned(image(groups=2), {"x": 576, "w": 576}, library)
     assert [type(step) for step in groups.steps] == [Launch]
+
+
+def test_what_follows_a_convolution_is_done_after_it() -> None:
+    library = Lowering(BareConvolutions(64))
+    (step,) = planned(image(), {"x": 576, "w": 1152}, library).steps
+    assert isinstance(step, LibraryCall)
+    biased = planned(image(bias=bp.BufferPart("w")), {"x": 576, "w": 1152}, library)
+    bare, after = biased.steps
+    assert isinstance(bare, LibraryCall)
+    assert isinstance(after, Launch)
+    assert after.access.count(Access.BOTH) == 1, "it changes the result in its place"
+
+
+def test_a_plan_without_a_device_has_room_for_each_way() -> None:
+    """The device may have a library of convolutions, or one of products, or none."""
+    case = image(bias=bp.BufferPart("w"))
+    sizes = {"x": 576, "w": 1152}
+    most = planned(case, sizes, Lowering(AssumedLibrary(64))).used_bytes
+    for library in (Products(64), BareConvolutions(64), None):
+        assert planned(case, sizes, Lowering(library)).used_bytes <= most
 
 
 # --- results ------------------------------------------------------------------------------------

@@ -8,9 +8,11 @@ an error code; the codes have the same numbers in both.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from dandelion.blueprint.operation_calls import OperationCall
 
 from .lowering import Library
 
@@ -63,6 +65,46 @@ class Compiler:
     options: Callable[[str], tuple[bytes, ...]]
     headers: Callable[[], tuple[bytes, ...]]
     reference: Callable[[Any], Any]
+
+
+Way: TypeAlias = Callable[[Sequence[int]], None]
+"""Launches an operation; takes the addresses of its memory."""
+
+
+class Trials(Protocol):
+    """Measures ways to compute an operation on a device, and keeps which is the fastest.
+
+    A key is a text with all that the answer depends on, beside the device.
+    """
+
+    def known(self, key: str) -> int | None:
+        """Give the number of the fastest way, if that was measured before."""
+        ...
+
+    def fastest(self, key: str, sizes: Sequence[int], ways: Mapping[int, Way]) -> int:
+        """Measure which way is the fastest; give its number.
+
+        Args:
+            key: of the operation.
+            sizes: of the memory that each way is given, in bytes.
+            ways: by number, those expected fastest first; at least one.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LibrarySite:
+    """Where a library works.
+
+    Attributes:
+        name: of the device, for errors.
+        stream: where operations are launched.
+        trials: on the device.
+    """
+
+    name: str
+    stream: Any
+    trials: Trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,5 +171,7 @@ class Calls:
     wait: Function
     destroy_event: Function
     compiler: Compiler
-    # (name of the device, stream): its library of operations, if it is installed
-    library: Callable[[str, Any], Library | None] = lambda name, stream: None
+    # the library of each kind of operation, if it is installed
+    libraries: Mapping[type[OperationCall], Callable[[LibrarySite], Library | None]] = field(
+        default_factory=dict
+    )

@@ -25,6 +25,7 @@ from dandelion.blueprint.operation_calls import GemmCall, MatrixCall, OperationC
 from dandelion.blueprint.operation_records import Activation, BiasAxis, Computation, ElementType
 from dandelion.errors import DeviceFault
 
+from .calls import LibrarySite
 from .cublaslt_binding import (
     Attribute,
     Binding,
@@ -34,7 +35,6 @@ from .cublaslt_binding import (
     Heuristic,
     LayoutAttribute,
     Preference,
-    status_text,
 )
 from .cudalike_library import PreparedOperation
 from .layout import ALIGNMENT_BYTES
@@ -76,17 +76,17 @@ class CublasLt(Library):
 
     Args:
         binding: loaded.
-        name: of the device, for errors.
-        stream: where products are launched.
+        site: where products are launched.
 
     Raises:
         DeviceFault: the library refuses this device.
     """
 
-    def __init__(self, binding: Binding, name: str, stream: Any) -> None:
+    def __init__(self, binding: Binding, site: LibrarySite) -> None:
         self._library = binding.library
-        self._name = name
-        self._stream = stream
+        self._describe = binding.describe
+        self._name = site.name
+        self._stream = site.stream
         self._known: OrderedDict[Key, _Algorithm | None] = OrderedDict()
         self._live: set[_Handles] = set()
         self._handle: Any = ctypes.c_void_p()
@@ -127,7 +127,7 @@ class CublasLt(Library):
         *others, stream = arguments
         status = self._library.cublasLtMatmul(*others, int(stream))
         if status:
-            raise DeviceFault(self._name, "product", status_text(status))
+            raise DeviceFault(self._name, "product", self._describe(status))
         return (0,)
 
     def _algorithm(self, call: GemmCall) -> _Algorithm | None:
@@ -165,7 +165,7 @@ class CublasLt(Library):
 
     def _do(self, operation: str, status: int) -> None:
         if status:
-            raise DeviceFault(self._name, f"cublasLt {operation}", status_text(status))
+            raise DeviceFault(self._name, f"cublasLt {operation}", self._describe(status))
 
     def _release(self, handles: _Handles) -> None:
         self._live.discard(handles)

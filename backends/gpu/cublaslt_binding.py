@@ -10,7 +10,7 @@ import ctypes
 import enum
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,11 +143,13 @@ class Binding:
         library: with its functions.
         path: where it was found.
         version: for example 130002.
+        describe: gives the name of a status.
     """
 
     library: Library
     path: str
     version: int
+    describe: Callable[[int], str] = status_text
 
 
 def load(driver_version: int, folders: Iterable[Path] | None = None) -> Binding | None:

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from dandelion.data import Bytes
 from dandelion.errors import BackendUnavailable, DandelionError, DeviceFault, DeviceFull
 
-from .calls import BROKEN, OUT_OF_MEMORY, Calls, Compiler, Function
+from .calls import BROKEN, OUT_OF_MEMORY, Calls, Compiler, Function, LibrarySite
 from .compiling import CodeCache
 from .cudalike_capture import LANES, GraphCapture
 from .cudalike_code import (
@@ -33,11 +33,13 @@ from .cudalike_code import (
     prepare_copy,
     prepare_kernel,
 )
-from .cudalike_library import PreparedOperation, prepare_operation
+from .cudalike_library import PreparedOperation, libraries, prepare_operation
 from .cudalike_protected import ProtectedMapping, ProtectedMemory
+from .cudalike_trials import DeviceTrials
 from .device import Abilities, Device, Handle, Properties, Protection
 from .forks import Forks
-from .lowering import DeferredLibrary, Lowering
+from .lowering import Libraries, Lowering
+from .measurements import Measurements
 from .plan import Copy, Launch, LibraryCall, Zero
 from .source import LoadedCode
 
@@ -85,7 +87,7 @@ class CudaLikeDevice(Device):
         self._recorded: list[Any] = []  # events that were not waited for yet
         self._protected: ProtectedMemory
         self._captures: GraphCapture
-        self._library = DeferredLibrary(lambda: self._calls.library(self.name, self._stream))
+        self._library = Libraries({})
 
     @classmethod
     def calls(cls) -> Calls:
@@ -151,6 +153,12 @@ class CudaLikeDevice(Device):
             calls.set_print_limit(0)
             self._limits = kernel_limits(calls.attributes, self._attribute)
             self._archs = tuple(self._do("open", calls.archs(self._ordinal)))
+            kind = f"{self.backend} {self._do('open', calls.device_name(self._ordinal))}"
+            self.measurements = Measurements(kind, self._cache)
+            trials = DeviceTrials(
+                self.measurements, calls, self._stream, self._captures, self._do, self._undo
+            )
+            self._library = libraries(calls, LibrarySite(self.name, self._stream, trials))
         except (DeviceFault, DeviceFull) as error:
             self.close()
             raise BackendUnavailable(self.backend, str(error), self.remedy) from None
@@ -326,7 +334,7 @@ class CudaLikeDevice(Device):
         return Handle(made)
 
     def lowering(self) -> Lowering:
-        """With the vendor's library, which is loaded when an operation is first planned."""
+        """With the vendor's libraries, which are loaded when an operation is first planned."""
         return Lowering(self._library)
 
     def _prepare_library(self, step: LibraryCall, constants: Handle | None) -> Handle:

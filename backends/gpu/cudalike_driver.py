@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from dandelion.blueprint.uses import optional_kernels
 from dandelion.driver import Resource
-from dandelion.errors import BackendUnavailable
+from dandelion.errors import BackendUnavailable, InvalidBlueprint
 from dandelion.function import Function
 
 from .calls import Calls, Compiler
@@ -50,12 +51,25 @@ class CudaLikeChecker(GpuChecker):
                 cache.put(key, binary)
 
     def _chosen(self, function: Function, archs: tuple[str, ...]) -> list[LoadedCode]:
-        """Choose the code of all modules that a function's kernels come from."""
+        """Choose the code of all modules that a function's kernels come from.
+
+        A module whose kernels only alternatives of candidates launch may have none for the device.
+        """
         config = make_program(function).config
         used = {kernel.module for kernel in config.kernels}
+        optional = optional_kernels(config)
+        needed = {kernel.module for kernel in config.kernels if kernel.name not in optional}
         backend, formats = self._device_class.backend, self._device_class.formats
-        modules = [m for m in config.modules if m.name in used]
-        return [choose(m, function.files, backend, formats, archs) for m in modules]
+        found = []
+        for module in config.modules:
+            if module.name not in used:
+                continue
+            try:
+                found.append(choose(module, function.files, backend, formats, archs))
+            except InvalidBlueprint:
+                if module.name in needed:
+                    raise
+        return found
 
     def compiler(self) -> Compiler:
         return self._device_class.compiler()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from dandelion.blueprint.operation_calls import operand_calls
 
+from .calls import Calls, LibrarySite
 from .cudalike_code import Prepared
-from .lowering import Library
+from .lowering import Libraries, Library
 from .plan import LibraryCall
 
 
@@ -17,6 +19,13 @@ class PreparedOperation(Prepared):
     """An operation of a library; `release` frees the library's handles of it, once."""
 
     release: Callable[[], None] = lambda: None
+
+
+def libraries(calls: Calls, site: LibrarySite) -> Libraries:
+    """The libraries of a device; none is loaded yet."""
+    return Libraries(
+        {kind: functools.partial(load, site) for kind, load in calls.libraries.items()}
+    )
 
 
 def prepare_operation(library: Library, step: LibraryCall, bases: tuple[int, int]) -> object:

@@ -36,6 +36,7 @@ from .device_facts import Properties as Properties
 from .device_facts import Protection as Protection
 from .forks import Forks
 from .lowering import Lowering
+from .measurements import Measurements
 from .plan import Copy, Launch, LibraryCall, Pointer, Step, Zero
 from .source import LoadedCode
 
@@ -51,6 +52,7 @@ class Device(abc.ABC):
         formats: kinds of code that `load` takes, best first; see `.source.CodeFormat`.
         name: for errors and metrics, ``backend:resource``.
         abilities: what it can do.
+        measurements: made on devices of its kind.
     """
 
     backend: ClassVar[str]
@@ -58,6 +60,7 @@ class Device(abc.ABC):
     name: str
     abilities: Abilities
     pool_bytes: int = 0
+    measurements: Measurements = Measurements()
 
     # life
 

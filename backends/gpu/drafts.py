@@ -11,6 +11,7 @@ from dandelion.blueprint import (
     Access,
     Action,
     Argument,
+    Candidates,
     Conv2d,
     CopyBuffer,
     ExecKernel,
@@ -108,6 +109,26 @@ class OperationDraft:
 Draft: TypeAlias = LaunchDraft | CopyDraft | ZeroDraft | OperationDraft
 
 
+Choices: TypeAlias = Mapping[str, int]
+"""The number of the alternative for candidates, by their place; by default the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateGroup:
+    """What was chosen of candidates.
+
+    Attributes:
+        where: their place in the blueprint.
+        count: how many alternatives there are.
+        first, end: of the steps of the chosen one.
+    """
+
+    where: str
+    count: int
+    first: int
+    end: int
+
+
 class Drafts:
     """Evaluates the control flow of a blueprint.
 
@@ -115,16 +136,26 @@ class Drafts:
         config: checked.
         sizes: of its buffers; the memory of library operations is added.
         lowering: how the device carries out library operations.
+        choices: of candidates.
 
     Attributes:
         all: each launch, copy and zeroing of the blueprint once, and each step of its operations.
         program: their order.
         launches: how many they are, loops unrolled.
+        groups: the candidates.
         loops: first and last draft and number of iterations of each loop; inner ones first.
     """
 
-    def __init__(self, config: GpuConfig, sizes: Sizes, lowering: Lowering) -> None:
+    def __init__(
+        self,
+        config: GpuConfig,
+        sizes: Sizes,
+        lowering: Lowering,
+        choices: Choices | None = None,
+    ) -> None:
         self._lowering = lowering
+        self._choices = choices or {}
+        self.groups: list[CandidateGroup] = []
         self.all: list[Draft] = []
         self.loops: list[tuple[int, int, int]] = []
         self._sizes = sizes
@@ -146,6 +177,11 @@ class Drafts:
                 self.all += steps
                 launches += len(steps)
                 continue
+            if isinstance(action, Candidates):
+                inner, count = self._candidates(at, action)
+                program += inner
+                launches += count
+                continue
             if not isinstance(action, Repeat):
                 program.append(len(self.all))
                 self.all.append(self._draft(at, action))
@@ -163,6 +199,15 @@ class Drafts:
                 program.append(Loop(times, inner))
                 self.loops.append((first, len(self.all) - 1, times))
         return tuple(program), launches
+
+    def _candidates(self, where: str, action: Candidates) -> tuple[Program, int]:
+        """The actions of the alternative that was chosen."""
+        count = len(action.alternatives)
+        chosen = min(self._choices.get(where, 0), count - 1)
+        first = len(self.all)
+        inner, launches = self._actions(f"{where}[{chosen}]", action.alternatives[chosen])
+        self.groups.append(CandidateGroup(where, count, first, len(self.all)))
+        return inner, launches
 
     def _draft(self, where: str, action: Action) -> Draft:
         if isinstance(action, ExecKernel):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from dandelion.blueprint import (
     Action,
     Argument,
+    Candidates,
     ExecKernel,
     GpuConfig,
     Kernel,
@@ -76,6 +77,9 @@ class _Holder:
             at = f"{where}[{index}]"
             if isinstance(action, Repeat):
                 yield from self.actions(f"{at}.actions", action.actions)
+            elif isinstance(action, Candidates):
+                for number, alternative in enumerate(action.alternatives):
+                    yield from self.actions(f"{at}[{number}]", alternative)
             elif isinstance(action, ExecKernel):
                 yield from self.launch(at, action)
 

@@ -3,9 +3,10 @@
 A device may have a `Library`. What it can do becomes a call of it; all else becomes a launch of a
 template, which every device can run. Around a library's product there may be templates too:
 
-- a convolution with a larger kernel is unfolded into memory of the plan, then multiplied, if the
-  library has no convolutions;
-- a bias of each row, and activations that a library does not know, are applied afterwards.
+- a convolution with a larger kernel is unfolded into memory of the plan, then multiplied, if there
+  is no library that has it;
+- a bias of each row, and what else follows an operation and a library does not know, is done
+  afterwards.
 
 Memory that only these steps use is part of the plan like any buffer: it is placed, shared, zeroed
 and waited for like others.
@@ -106,8 +107,35 @@ class DeferredLibrary(Library):
             library.close()
 
 
+class Libraries(Library):
+    """The libraries of a device, one for each kind of operation.
+
+    Args:
+        loaders: give them, when an operation of the kind is first planned; see `DeferredLibrary`.
+    """
+
+    def __init__(self, loaders: Mapping[type[OperationCall], Callable[[], Library | None]]) -> None:
+        self.parts = {kind: DeferredLibrary(load) for kind, load in loaders.items()}
+
+    def workspace_bytes(self, call: OperationCall) -> int | None:
+        found = self.parts.get(type(call))
+        return None if found is None else found.workspace_bytes(call)
+
+    def prepare(
+        self, call: OperationCall, addresses: Mapping[str, int], workspace: tuple[int, int]
+    ) -> object:
+        return self.parts[type(call)].prepare(call, addresses, workspace)
+
+    def close(self) -> None:
+        """Release what they hold; they may be loaded again."""
+        for part in self.parts.values():
+            part.close()
+
+
 class AssumedLibrary(Library):
-    """Stands for a library where plans are made without a device: it can do all products.
+    """Stands for a library where plans are made without a device: it can do all operations.
+
+    A convolution is assumed to need what it needs without a library of convolutions.
 
     Args:
         bytes_needed: for each of them.
@@ -117,8 +145,8 @@ class AssumedLibrary(Library):
         self._bytes = bytes_needed
 
     def workspace_bytes(self, call: OperationCall) -> int | None:
-        if not isinstance(call, GemmCall):
-            return None
+        if isinstance(call, ConvolutionCall):
+            return self._bytes + (0 if _is_product(call) else _unfolded_bytes(call))
         plain = call.bias is None or call.bias_axis is BiasAxis.COLUMNS
         return self._bytes if plain else None
 
@@ -210,20 +238,38 @@ class Lowering:
         return Lowered((*found.steps, finishing(call)), found.memory)
 
     def _convolution(self, call: ConvolutionCall, number: int) -> Lowered:
-        whole = self._in_library(call, number)
-        if whole is not None:
-            return whole
+        found = self._in_library(call, number) or self._finished(call, number)
+        if found is not None:
+            return found
         if _is_product(call):
             return self.lowered(
                 _as_product(call, call.image.buffer, call.image.offset_bytes), number
             )
-        size = call.batch * call.depth * call.pixels * call.dtype.size_bytes
-        if self.library is not None and call.groups == 1 and size <= UNFOLDED_BYTES:
+        size = _unfolded_bytes(call)
+        if self.library is not None and size:
             name = f"{PREFIX}unfolded {number}"
             found = self._product(_as_product(call, name, 0), number)
             if found is not None:
                 return Lowered((unfolding(call, name), *found.steps), {name: size, **found.memory})
         return Lowered((self._template(call),))
+
+    def _finished(self, call: ConvolutionCall, number: int) -> Lowered | None:
+        """Give the steps with a library that knows the convolution, but not what follows it."""
+        is_bare = (call.addend, call.bias, call.activation) == (None, None, Activation.NONE)
+        if is_bare or (call.addend is not None and call.addend.buffer == call.out.buffer):
+            return None
+        bare = replace(call, addend=None, bias=None, activation=Activation.NONE)
+        found = self._in_library(bare, number)
+        if found is None:
+            return None
+        product = _as_product(call, call.image.buffer, 0)
+        return Lowered((*found.steps, finishing(product, adds_c=True)), found.memory)
+
+
+def _unfolded_bytes(call: ConvolutionCall) -> int:
+    """How much memory unfolding takes; 0 if the convolution is not unfolded."""
+    size = call.batch * call.depth * call.pixels * call.dtype.size_bytes
+    return size if call.groups == 1 and size <= UNFOLDED_BYTES else 0
 
 
 def _is_product(call: ConvolutionCall) -> bool:

@@ -24,7 +24,17 @@ from dandelion.blueprint.operation_calls import OperationCall, operand_calls
 from dandelion.errors import InvalidInput
 
 from .branches import BranchLaunch, set_apart
-from .drafts import CopyDraft, Draft, Drafts, Loop, OperationDraft, Program, ZeroDraft
+from .drafts import (
+    CandidateGroup,
+    Choices,
+    CopyDraft,
+    Draft,
+    Drafts,
+    Loop,
+    OperationDraft,
+    Program,
+    ZeroDraft,
+)
 from .layout import Lifetime, Slot, aligned, is_shared, place, used_bytes
 from .lowering import LibraryStep, Lowering
 from .plan_html import StepRow, plan_html
@@ -110,6 +120,7 @@ class Plan:
         used_bytes: how much of the pool is used, from its start.
         outputs: the slots that are copied out, by name, in the order of the blueprint.
         blocks, block_threads: of the launch that has most threads.
+        groups: the candidates, with the steps of the chosen alternatives.
     """
 
     slots: Mapping[str, Slot]
@@ -121,6 +132,7 @@ class Plan:
     blocks: int
     block_threads: int
     templates: Mapping[str, Template] = field(default_factory=dict)
+    groups: tuple[CandidateGroup, ...] = ()
 
     def walk(self) -> Iterator[int]:
         """Give the index of each step in the order of execution, loops unrolled."""
@@ -160,6 +172,7 @@ def plan(
     lanes: int = 1,
     room_bytes: int | None = None,
     lowering: Lowering | None = None,
+    choices: Choices | None = None,
 ) -> Plan:
     """Work out a call.
 
@@ -174,13 +187,16 @@ def plan(
             buffers of such launches do not share memory where that is cheap, see `.branches`.
         room_bytes: how much the plan may take for that.
         lowering: how the device carries out library operations; by default with templates.
+        choices: of candidates; by default the first alternative of each.
 
     Raises:
         InvalidInput: inputs are missing, too short for an integer that is read, or lead to
             impossible numbers; `where` is the place in the blueprint or the set.
         InvalidBlueprint: the blueprint is impossible with any input.
     """
-    planner = _Planner(config, input_sizes, read_integer, resident or {}, lowering or Lowering())
+    planner = _Planner(
+        config, input_sizes, read_integer, resident or {}, lowering or Lowering(), choices
+    )
     lifetimes = planner.lifetimes()
     slots, zeroed = place(lifetimes, tight=False)
     if limit_bytes is not None and used_bytes(slots) > limit_bytes:
@@ -198,6 +214,7 @@ class _Planner:
         read: ReadInteger,
         resident: Mapping[str, Slot],
         lowering: Lowering,
+        choices: Choices | None,
     ) -> None:
         body = config.blueprint
         self.body = body
@@ -210,7 +227,7 @@ class _Planner:
         self.access = {k.name: k.access for k in config.kernels}
         for name in body.buffers:
             self.sizes.buffer(name)
-        self.drafts = Drafts(config, self.sizes, lowering)
+        self.drafts = Drafts(config, self.sizes, lowering, choices)
         self.templates: dict[str, Template] = {}
 
     # layout
@@ -246,7 +263,8 @@ class _Planner:
         outputs = {name: slots[name] for name in self.body.outputs}
         count = drafts.launches + len(zeroed)
         return Plan(
-            slots, tuple(steps), program, count, used, outputs, blocks, threads, self.templates
+            slots, tuple(steps), program, count, used, outputs, blocks, threads, self.templates,
+            tuple(drafts.groups),
         )  # fmt: skip
 
     def step(self, draft: Draft, slots: Mapping[str, Slot]) -> Step:

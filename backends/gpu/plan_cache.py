@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from dandelion.blueprint import FromInput, GpuConfig
 
+from .drafts import Choices
 from .layout import Slot
 from .lowering import Lowering
 from .plan import Plan, plan
@@ -49,13 +50,14 @@ class PlanCache:
         input_sizes: Mapping[str, int],
         read_integer: ReadInteger,
         resident: Mapping[str, Slot] | None = None,
+        choices: Choices | None = None,
     ) -> Plan:
         """Give the plan of a call; see `plan`.
 
         Args:
             identity: digest of the function; equal identity means an equal `config`.
             integers: see `integers_read`.
-            config, input_sizes, read_integer, resident: as for `plan`.
+            config, input_sizes, read_integer, resident, choices: as for `plan`.
         """
         numbers = tuple(
             [
@@ -65,7 +67,8 @@ class PlanCache:
                 for w in integers
             ]
         )
-        key = (identity, tuple(input_sizes.values()), numbers, bool(resident))
+        chosen = tuple(sorted((choices or {}).items()))
+        key = (identity, tuple(input_sizes.values()), numbers, bool(resident), chosen)
         with self._lock:
             found = self._plans.get(key)
             if found is not None:
@@ -80,6 +83,7 @@ class PlanCache:
             self._lanes,
             self.room_bytes,
             self._lowering,
+            choices,
         )
         with self._lock:
             self.misses += 1

@@ -17,6 +17,7 @@ from dandelion.driver import InstanceSets
 from dandelion.errors import InternalError, InvalidBlueprint, InvalidInput, Problem, nearest
 from dandelion.function import Digest, Function, FunctionSpec
 
+from .drafts import Choices
 from .layout import Slot, aligned
 from .plan import Plan
 from .plan_cache import PlanCache
@@ -241,6 +242,7 @@ def plan_call(
     program: Program,
     items: Mapping[str, Item],
     resident: Mapping[str, Slot] | None = None,
+    choices: Choices | None = None,
 ) -> Plan:
     """Give the plan for these items; see `dandelion.backends.gpu.plan.plan`."""
 
@@ -250,5 +252,5 @@ def plan_call(
 
     sizes = {name: item.size_bytes for name, item in items.items()}
     return cache.get(
-        program.identity, program.config, program.integers, sizes, read_integer, resident
+        program.identity, program.config, program.integers, sizes, read_integer, resident, choices
     )

@@ -3,7 +3,8 @@
 A call goes through these stages, and `Call.stages` says how long the engine spent in each:
 
 =========== ==================================================================================
-plan        the plan from the cache, or made; modules loaded and launches prepared if new;
+plan        the plan from the cache, or made; alternatives timed; modules loaded and launches
+            prepared if new;
             constants brought to the device if they are to stay; access to them granted
 copy_in     each input that a kernel reads from where it lies to its slot
 kernels     launched as one graph, in parts of some milliseconds, or one by one
@@ -31,7 +32,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from dandelion.data import Item, ItemSet
 from dandelion.driver import Call, Capacity, Engine, InstanceSets
@@ -39,12 +40,15 @@ from dandelion.errors import Cancelled, DeviceFault, DeviceFull, EngineDied, Fau
 from dandelion.function import Function
 from dandelion.memory import ArenaMap
 
-from .constants import LEAST_BYTES, UNIT_BYTES, DeviceConstants, WeightsLimit
+from .candidates import Attempt, Chooser
+from .constants import LEAST_BYTES, UNIT_BYTES, DeviceConstants, ResidentConstants, WeightsLimit
 from .device import Device
+from .drafts import Choices
 from .known_calls import KNOWN_CALLS, KnownCall
 from .layout import aligned
 from .modules import Modules, Ready
 from .pacing import BRIEF_PARTS, PART_NS, Pacer
+from .plan import Plan
 from .plan_cache import PlanCache
 from .pool import BufferPool
 from .program import Program, ProgramCache, Signature, plan_call
@@ -118,6 +122,7 @@ class SequentialEngine(Engine):
         limit_bytes, lowering = self.capacity.device_bytes, device.lowering()
         self.plans = PlanCache(limit_bytes=limit_bytes, lanes=lanes, lowering=lowering)
         self.plans.room_bytes = self.pool.size_bytes  # no reason to take the whole pool
+        self._chooser = Chooser(device)
 
     @property
     def lost(self) -> bool:  # type: ignore[override]  # here it is known, not remembered
@@ -211,6 +216,8 @@ class SequentialEngine(Engine):
             raise DeviceFull(self.name, plan.used_bytes, self.capacity.device_bytes)
         if plan.used_bytes > self.pool.size_bytes:
             self._enlarge()
+        if plan.groups:
+            plan = self._with_choices(program, call, items, plan, resident)
         ready = self.modules.ready(program, plan, call.function.files, resident)
         copies = [(p, plan.slots[n].offset_bytes) for n, p in program.inputs if n in plan.slots]
         results = []
@@ -221,6 +228,39 @@ class SequentialEngine(Engine):
             end += aligned(slot.size_bytes)
         refused = keep and resident is None and bool(program.constants)
         return KnownCall(program, ready, tuple(copies), tuple(results), end, keep, refused)
+
+    def _with_choices(
+        self,
+        program: Program,
+        call: Call,
+        items: Mapping[str, Item],
+        plan: Plan,
+        resident: ResidentConstants | None,
+    ) -> Plan:
+        """Give the plan with the fastest alternatives, see `.candidates`."""
+        slots = None if resident is None else resident.slots
+
+        def attempt(choices: Choices) -> Attempt:
+            self.modules.expire()
+            made = plan_call(self.plans, program, items, slots, choices)
+            if made.used_bytes > self.pool.size_bytes:
+                raise DeviceFull(self.name, made.used_bytes, self.pool.size_bytes)
+            ready = self.modules.ready(program, made, call.function.files, resident)
+            return Attempt(made, ready.steps, lambda: begin(made), self.pool.clean)
+
+        def begin(made: Plan) -> None:
+            self.constants.grant_access(resident)
+            self.pool.clean()
+            self.pool.begin(made)
+            for name, item in items.items():
+                if name in made.slots:
+                    self.device.copy_in(made.slots[name].offset_bytes, item.data)
+
+        key = f"candidates {program.identity} {program.signature(call.inputs)}"
+        choices = self._chooser.choices(plan, key, attempt, lambda: self._check(call))
+        self.modules.expire()
+        chosen = plan_call(self.plans, program, items, slots, choices)
+        return chosen if chosen.used_bytes <= self.pool.size_bytes else plan
 
     def _enlarge(self) -> None:
         """Take the whole pool. Its addresses are other ones, so nothing that was captured lasts."""

@@ -7,7 +7,13 @@ few steps of the depth at a time, and each thread computes some elements in regi
 from __future__ import annotations
 
 from dandelion.blueprint import Access
-from dandelion.blueprint.operation_calls import ConvolutionCall, GemmCall, OperationCall
+from dandelion.blueprint.operation_calls import (
+    ConvolutionCall,
+    GemmCall,
+    MatrixCall,
+    OperationCall,
+    PartCall,
+)
 from dandelion.blueprint.operation_records import ImageLayout
 
 from .templates import (
@@ -204,16 +210,24 @@ KERNEL void {symbol}(GLOBAL const ITEM *b_all, u64 b_at, GLOBAL ITEM *made,
     return TemplateLaunch(Template(symbol, text, ways), args, grid, (_THREADS, 1, 1))
 
 
-def finishing(call: GemmCall) -> TemplateLaunch:
-    """Add the bias of each row to a result and apply the activation."""
+def finishing(call: GemmCall, adds_c: bool = False) -> TemplateLaunch:
+    """Add the bias to a result and apply the activation.
+
+    Args:
+        call: whose product, without these, is in its place.
+        adds_c: add the matrix c too.
+    """
+    c = call.c if adds_c else None
     count = call.batch * call.m * call.n
     symbol = f"finish_{call.dtype.value}_{call.activation.value}_{call.bias_axis.value}"
-    symbol += "" if call.bias else "_plain"
+    symbol += ("" if call.bias else "_plain") + ("_c" if c else "")
     place = "i" if call.bias_axis.value == "rows" else "j"
     add = f" + LOAD_ITEM(bias_all + bias_at, {place})" if call.bias else ""
-    bias = "GLOBAL const ITEM *bias_all, u64 bias_at, " if call.bias else ""
+    add += " + LOAD_ITEM(c_all + c_at, z * c_next + i * c_ld + j)" if c else ""
+    before = "GLOBAL const ITEM *bias_all, u64 bias_at, " if call.bias else ""
+    before += "GLOBAL const ITEM *c_all, u64 c_at, u64 c_ld, u64 c_next, " if c else ""
     text = f"""{head(call.dtype, call.activation)}
-KERNEL void {symbol}({bias}GLOBAL ITEM *out_all, u64 out_at, u64 rows, u64 columns, u64 ld,
+KERNEL void {symbol}({before}GLOBAL ITEM *out_all, u64 out_at, u64 rows, u64 columns, u64 ld,
     u64 next, u64 count)
 {{
     u64 e = GLOBAL_ID(0);
@@ -228,11 +242,16 @@ KERNEL void {symbol}({bias}GLOBAL ITEM *out_all, u64 out_at, u64 rows, u64 colum
     item = call.dtype.size_bytes
     args: list[str | bytes] = []
     ways: list[Access] = []
+
+    def operand(given: PartCall | MatrixCall, way: Access, *numbers: int) -> None:
+        args.extend([given.buffer, *map(u64, (given.offset_bytes // item, *numbers))])
+        ways.extend([way, Access.VALUE, *(Access.VALUE for _ in numbers)])
+
     if call.bias is not None:
-        args += [call.bias.buffer, u64(call.bias.offset_bytes // item)]
-        ways += [Access.READ, Access.VALUE]
-    numbers = (call.m, call.n, call.out.ld, call.out.batch_stride, count)
-    args += [call.out.buffer, u64(call.out.offset_bytes // item), *map(u64, numbers)]
-    ways += [Access.BOTH, Access.VALUE, *(Access.VALUE for _ in numbers)]
+        operand(call.bias, Access.READ)
+    if c is not None:
+        operand(c, Access.READ, c.ld, c.batch_stride)
+    out = call.out
+    operand(out, Access.BOTH, call.m, call.n, out.ld, out.batch_stride, count)
     grid = (-(-count // _THREADS), 1, 1)
     return TemplateLaunch(Template(symbol, text, tuple(ways)), tuple(args), grid, (_THREADS, 1, 1))

@@ -32,6 +32,7 @@ from dandelion.blueprint.records import (
     Access,
     Action,
     Argument,
+    Candidates,
     Code,
     CopyBuffer,
     ExecKernel,
@@ -193,6 +194,17 @@ class Blueprint(OperationBuilder):
             actions = self._levels.pop()
         self._levels[-1].append(Repeat(size_of(times), tuple(actions)))
 
+    @contextlib.contextmanager
+    def candidates(self) -> Iterator[Alternatives]:
+        """Run one of several groups of launches that do the same, the one measured fastest.
+
+        Each group is given by `Alternatives.alternative`, the one to run without a measurement
+        first.
+        """
+        made = Alternatives(self._levels)
+        yield made
+        self._levels[-1].append(Candidates(tuple(made.groups)))
+
     def build(self) -> GpuConfig:
         """Return the records.
 
@@ -230,6 +242,24 @@ class Blueprint(OperationBuilder):
                 f"kernel {kernel}", "its module is ambiguous", f"name one of: {names}"
             )
         return self._modules[0].name
+
+
+class Alternatives:
+    """The groups of launches of `Blueprint.candidates`."""
+
+    def __init__(self, levels: list[list[Action]]) -> None:
+        self._levels = levels
+        self.groups: list[tuple[Action, ...]] = []
+
+    @contextlib.contextmanager
+    def alternative(self) -> Iterator[None]:
+        """Add the launches inside the ``with`` block as one group."""
+        self._levels.append([])
+        try:
+            yield
+        finally:
+            actions = self._levels.pop()
+        self.groups.append(tuple(actions))
 
 
 def _modules(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from dandelion.blueprint.check_candidates import candidate_problems
 from dandelion.blueprint.check_operations import operation_problems
 from dandelion.blueprint.numbers import constant, launch_numbers, pack
 from dandelion.blueprint.operation_parts import Operation, operands, sizes
@@ -26,6 +27,7 @@ from dandelion.blueprint.records import (
     Add,
     Argument,
     ByBatch,
+    Candidates,
     CeilDiv,
     Conv2d,
     CopyBuffer,
@@ -268,6 +270,11 @@ class _Checker:
             if isinstance(action, Gemm | Conv2d):
                 yield from self.operation(at, action)
                 continue
+            if isinstance(action, Candidates):
+                yield from candidate_problems(at, action)
+                for number, one in enumerate(action.alternatives):
+                    yield from self.actions(f"{at}[{number}]", one, times, depth + 1)
+                continue
             yield from self.size(f"{at}.times", action.times, 0, MAX_LAUNCHES)
             yield from self.actions(f"{at}.actions", action.actions, times, depth + 1)
 
@@ -361,7 +368,9 @@ def launches(actions: tuple[Action, ...]) -> int:
     """Count launches; a repeat whose number depends on the inputs counts once."""
     total = 0
     for action in actions:
-        if not isinstance(action, Repeat):
+        if isinstance(action, Candidates):
+            total += max(map(launches, action.alternatives), default=0)
+        elif not isinstance(action, Repeat):
             total += 1
         else:
             times = constant(action.times)

@@ -12,6 +12,7 @@ from dandelion.blueprint.records import (
     Add,
     Argument,
     ByBatch,
+    Candidates,
     CeilDiv,
     CopyBuffer,
     Elements,
@@ -71,6 +72,11 @@ def _steps(actions: Sequence[Action], indent: str) -> Iterator[tuple[Element, st
             case Repeat(times=times, actions=inner):
                 yield code(f"{indent}{size_expression(times)} times"), "", "", code("")
                 yield from _steps(inner, indent + _INDENT)
+            case Candidates(alternatives=alternatives):
+                for number, one in enumerate(alternatives):
+                    label = "or" if number else "the fastest of"
+                    yield code(f"{indent}{label}"), "", "", code("")
+                    yield from _steps(one, indent + _INDENT)
 
 
 def _operation(action: Operation) -> str:

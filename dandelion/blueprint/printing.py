@@ -14,6 +14,7 @@ from dandelion.blueprint.records import (
     Add,
     Argument,
     ByBatch,
+    Candidates,
     CeilDiv,
     Code,
     Conv2d,
@@ -155,6 +156,9 @@ class _Printer:
         if isinstance(action, Gemm | Conv2d):
             self.only("library operations", Spelling.CANONICAL)
             return {type(action).__name__: self.operation(action)}
+        if isinstance(action, Candidates):
+            self.only("candidates", Spelling.CANONICAL)
+            return {"Candidates": [[self.action(a) for a in one] for one in action.alternatives]}
         return {"Repeat": [self.size(action.times), [self.action(a) for a in action.actions]]}
 
     def operation(self, action: Gemm | Conv2d) -> Json:

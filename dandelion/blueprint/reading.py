@@ -36,6 +36,7 @@ from dandelion.blueprint.records import (
     Access,
     Action,
     Argument,
+    Candidates,
     Code,
     CopyBuffer,
     ExecKernel,
@@ -55,7 +56,7 @@ from dandelion.blueprint.records import (
 from dandelion.errors import Problem, nearest
 
 _ARGUMENTS = ("Ptr", "Sizeof", "Constant", "bytes", *SCALARS)
-_ACTIONS = ("ExecKernel", "CopyBuffer", "ZeroBuffer", "Gemm", "Conv2d", "Repeat")
+_ACTIONS = ("ExecKernel", "CopyBuffer", "ZeroBuffer", "Gemm", "Conv2d", "Repeat", "Candidates")
 _LAUNCH = LaunchConfig.__struct_fields__
 _LARGEST = sys.float_info.max
 
@@ -249,6 +250,10 @@ class _Reader(OperationReader):
                 return None
             times = self.size(f"{where}.times", content[0])
             return Repeat(times, self.actions(f"{where}.actions", content[1], depth + 1))
+        if tag == "Candidates":
+            return Candidates(
+                self.items(where, content, lambda at, one: self.actions(at, one, depth + 1))
+            )
         return None
 
     def exec_kernel(self, where: str, value: Json) -> ExecKernel | None:

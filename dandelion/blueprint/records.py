@@ -112,7 +112,18 @@ class Repeat(BlueprintRecord, frozen=True):
     actions: tuple[Action, ...]
 
 
-Action: TypeAlias = ExecKernel | CopyBuffer | ZeroBuffer | Gemm | Conv2d | Repeat
+class Candidates(BlueprintRecord, frozen=True):
+    """Run one of several lists of actions that do the same; the device's engine measures which.
+
+    Attributes:
+        alternatives: the lists; the first is run where nothing was measured. None has candidates
+            in it.
+    """
+
+    alternatives: tuple[tuple[Action, ...], ...]
+
+
+Action: TypeAlias = ExecKernel | CopyBuffer | ZeroBuffer | Gemm | Conv2d | Repeat | Candidates
 
 
 class ExecutionBlueprint(BlueprintRecord, frozen=True):
@@ -207,6 +218,9 @@ class GpuConfig(BlueprintRecord, frozen=True):
 
 MAX_LAUNCHES = 1_000_000
 """Bound on the launches of one call, repeats unrolled."""
+
+MAX_ALTERNATIVES = 16
+"""Bound on the alternatives of candidates."""
 
 MAX_DEPTH = 16
 """Bound on nested repeats, and on nested arithmetic."""

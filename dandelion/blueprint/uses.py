@@ -10,6 +10,7 @@ from dandelion.blueprint.records import (
     Access,
     Action,
     Add,
+    Candidates,
     CeilDiv,
     Conv2d,
     CopyBuffer,
@@ -87,6 +88,9 @@ def written_buffers(config: GpuConfig) -> set[str]:
             match action:
                 case Repeat(_, inner):
                     look(inner)
+                case Candidates(alternatives):
+                    for alternative in alternatives:
+                        look(alternative)
                 case CopyBuffer(target, _):
                     written.add(target)
                 case ZeroBuffer(buffer):
@@ -121,6 +125,9 @@ def is_written_first(buffer: str, config: GpuConfig) -> bool:
                     found = look(inner)
                     if found and not constant(times):
                         return False  # perhaps it does not run
+                case Candidates(alternatives):
+                    ways = {look(alternative) for alternative in alternatives}
+                    found = None if ways == {None} else ways == {True}
                 case CopyBuffer(target, source):
                     found = (target == buffer) if buffer in (target, source) else None
                 case ZeroBuffer(name):
@@ -134,6 +141,28 @@ def is_written_first(buffer: str, config: GpuConfig) -> bool:
         return None
 
     return bool(look(config.blueprint.control_flow))
+
+
+def optional_kernels(config: GpuConfig) -> set[str]:
+    """Names of the kernels that only alternatives of candidates launch, not all of them."""
+    inside: set[str] = set()
+
+    def needed(actions: tuple[Action, ...]) -> set[str]:
+        found: set[str] = set()
+        for action in actions:
+            match action:
+                case ExecKernel(kernel=kernel):
+                    found.add(kernel)
+                case Repeat(_, inner):
+                    found |= needed(inner)
+                case Candidates(alternatives):
+                    each = [needed(one) for one in alternatives]
+                    inside.update(*each)
+                    found |= set.intersection(*each)
+        return found
+
+    always = needed(config.blueprint.control_flow)
+    return inside - always
 
 
 def integers_read(config: GpuConfig) -> tuple[FromInput, ...]:
@@ -156,6 +185,9 @@ def integers_read(config: GpuConfig) -> tuple[FromInput, ...]:
             if isinstance(action, Repeat):
                 look(action.times)
                 act(action.actions)
+            if isinstance(action, Candidates):
+                for alternative in action.alternatives:
+                    act(alternative)
             if isinstance(action, Gemm | Conv2d):
                 for _, size, _, _ in sizes(action):
                     look(size)

@@ -94,8 +94,11 @@ RULES: dict[str, Rule] = {}
 
 GEMM = "dandelion.gemm"
 CONVOLUTION = "dandelion.convolution"
+CONVOLUTION_LAST = "dandelion.convolution_last"
+STORED_LAST = "dandelion.stored_last"
 ATTENTION_WEIGHTS = "dandelion.attention_weights"
-"""Operators that an export puts in the place of others, see `dandelion.export.products`."""
+"""Operators that an export puts in the place of others, see `dandelion.export.products` and
+`dandelion.export.channels_last`."""
 
 
 def rule(

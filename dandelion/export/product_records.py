@@ -72,11 +72,11 @@ class ConvolutionProduct:
     dilation: tuple[int, int]
     dtype: ElementType
     compute: Computation
-    layout: ImageLayout = ImageLayout.NCHW
     c: Place | None = None
     bias: Place | None = None
     activation: Activation = Activation.NONE
     groups: int = 1
+    layout: ImageLayout = ImageLayout.NCHW
 
     @property
     def places(self) -> tuple[Place, ...]:

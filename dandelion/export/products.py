@@ -15,9 +15,10 @@ import dataclasses
 import math
 from collections import Counter
 
-from dandelion.blueprint import Activation, Computation
-from dandelion.export.aten import CONVOLUTION, GEMM
+from dandelion.blueprint import Activation, Computation, ElementType, ImageLayout
+from dandelion.export.aten import CONVOLUTION, CONVOLUTION_LAST, GEMM
 from dandelion.export.attention import without_attention
+from dandelion.export.channels_last import channels_last
 from dandelion.export.product_records import (
     TYPES,
     ConvolutionProduct,
@@ -31,19 +32,26 @@ from dandelion.export.torch_graph import Argument, Graph, Node, Reference, Tenso
 LEAST_PRODUCTS = 1 << 16
 """Multiplications of an operator that becomes a library operation."""
 
+_CONVOLUTION = "aten.convolution.default"
 _SHAPES_ONLY = frozenset(
     {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten.alias.default"}
 )
 
 
 def with_products(
-    graph: Graph, precision: Computation, least: int | None = None, grouped: bool = False
+    graph: Graph,
+    precision: Computation,
+    *,
+    for_gpu: bool = False,
+    least: int | None = None,
+    grouped: bool = False,
 ) -> tuple[Graph, dict[str, Product]]:
     """Replace operators by library operations.
 
     Args:
         graph: whose operators are in the table.
         precision: how products of float32 are computed.
+        for_gpu: put channels last where tensor cores compute convolutions.
         least: multiplications of an operator that becomes a library operation; by default
             `LEAST_PRODUCTS`.
         grouped: convolutions with groups become library operations too, but not those that have a
@@ -53,6 +61,9 @@ def with_products(
         The graph, and the operation of each new node by the node's name.
     """
     least = LEAST_PRODUCTS if least is None else least
+    if for_gpu:
+        rewriter = _Rewriter(graph, precision, least, grouped)
+        graph = channels_last(graph, rewriter.suits_tensor_cores)
     graph = dataclasses.replace(graph, nodes=without_attention(graph, least))
     return _Rewriter(graph, precision, least, grouped).rewritten()
 
@@ -100,7 +111,7 @@ class _Rewriter:
     def product(self, node: Node) -> Product | None:
         """The operation of a node; None if it stays as it is."""
         kind = node.operator
-        if kind == "aten.convolution.default":
+        if kind in (_CONVOLUTION, CONVOLUTION_LAST):
             return self.convolution(node)
         arguments = node.arguments
         if kind in ("aten.mm.default", "aten.bmm.default", "aten.matmul.default"):
@@ -159,8 +170,10 @@ class _Rewriter:
             return None
         if len(kernel.shape) != 4 or len(image.shape) != 4:
             return None
-        batch, channels, height, width = image.shape
-        filters = kernel.shape[0]
+        layout = ImageLayout.NHWC if node.operator == CONVOLUTION_LAST else ImageLayout.NCHW
+        order = (0, 3, 1, 2) if layout is ImageLayout.NHWC else (0, 1, 2, 3)
+        batch, channels, height, width = (image.shape[d] for d in order)
+        filters, _, *window = (kernel.shape[d] for d in order)
         strides, around, steps = (_pair(given) for given in (stride, padding, dilation))
         if math.prod(node.type.shape) * math.prod(kernel.shape[1:]) < self.least:
             return None
@@ -168,14 +181,22 @@ class _Rewriter:
         dtype = node.type.dtype
         made = ConvolutionProduct(
             self.place(x, image), self.place(weight, kernel), batch, channels, filters,
-            (height, width), (kernel.shape[2], kernel.shape[3]), strides, around, steps,
-            TYPES[dtype], self.compute(dtype), groups=groups,
+            (height, width), (window[0], window[1]), strides, around, steps,
+            TYPES[dtype], self.compute(dtype), groups=groups, layout=layout,
         )  # fmt: skip
         if bias is None:
             return made
         if not self.are_of(dtype, bias):
             return None
         return dataclasses.replace(made, bias=self.place(bias, self.view(bias)))
+
+    def suits_tensor_cores(self, node: Node) -> bool:
+        """Tell whether a convolution becomes an operation that tensor cores can compute."""
+        made = self.convolution(node) if node.operator == _CONVOLUTION else None
+        wide = (ElementType.F32, ElementType.F64)
+        return made is not None and (
+            made.dtype not in wide or made.compute not in (Computation.F32, Computation.F64)
+        )
 
     def compute(self, dtype: str) -> Computation:
         if dtype == "float64":

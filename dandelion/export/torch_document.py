@@ -144,7 +144,9 @@ def export_module(
     if peak is not None:
         return _peak_module(name, graph, Computation(precision), peak, limits, show, began)
     _check_operators(graph)
-    made, products = with_products(rows_in_order(folded(graph)), Computation(precision))
+    made, products = with_products(
+        rows_in_order(folded(graph)), Computation(precision), for_gpu=device == "gpu"
+    )
     kernels = tinygrad_binding.kernels_of(made, device == "gpu", products, show)
     used = {name for launch in kernels.launches for name in launch.buffers}
     weights = packed(made.constants, used, {*graph.inputs, *graph.outputs, *kernels.buffers})

@@ -28,6 +28,7 @@ from dandelion.blueprint import (
     Add,
     Argument,
     ByBatch,
+    Candidates,
     CeilDiv,
     Conv2d,
     CopyBuffer,
@@ -206,6 +207,10 @@ def _mapped(action: Action, size: Callable[[Size], Size]) -> Action:
     """Replace the sizes of an action."""
     if isinstance(action, Repeat):
         return Repeat(size(action.times), tuple(_mapped(a, size) for a in action.actions))
+    if isinstance(action, Candidates):
+        return Candidates(
+            tuple(tuple(_mapped(a, size) for a in one) for one in action.alternatives)
+        )
     if isinstance(action, Gemm | Conv2d):
         return mapped_operation(action, str, size)
     if not isinstance(action, ExecKernel):
@@ -243,6 +248,12 @@ def _action(
         case Repeat(times, actions):
             inner = tuple(_action(a, buffer, integer, kernel) for a in actions)
             return Repeat(_size(times, buffer, integer), inner)
+        case Candidates(alternatives):
+            return Candidates(
+                tuple(
+                    tuple(_action(a, buffer, integer, kernel) for a in one) for one in alternatives
+                )
+            )
         case Gemm() | Conv2d():
             return mapped_operation(action, buffer, lambda size: _size(size, buffer, integer))
     args = tuple(Ptr(buffer(a.buffer), a.offset) if isinstance(a, Ptr) else a for a in action.args)

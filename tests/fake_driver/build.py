@@ -24,8 +24,11 @@ _NAMES = {
 }
 
 
-OPERATIONS = "libcublasLt.so.13"
-"""The library of operations."""
+OPERATIONS = {
+    "cuda": {"cublaslt": "libcublasLt.so.13", "cudnn": "libcudnn.so.9"},
+    "hip": {"cublaslt": "libhipblaslt.so.1"},
+}
+"""The libraries of operations of each kind, by the name of their source."""
 
 
 def missing() -> str:
@@ -44,10 +47,11 @@ def build(kind: str, folder: Path) -> list[Path]:
         _cc("-o", folder / other, f"-Wl,-soname,{other}", "-xc", os.devnull, "-xnone",
             "-Wl,--no-as-needed", first)  # fmt: skip
         made.append(folder / other)
-    if kind == "cuda":
-        (folder / "lib64").mkdir(exist_ok=True)
-        made.append(folder / "lib64" / OPERATIONS)
-        _cc("-o", made[-1], f"-Wl,-soname,{OPERATIONS}", HERE / "cublaslt.c", "-lm",
+    (folder / "lib").mkdir(exist_ok=True)
+    for source, library in OPERATIONS.get(kind, {}).items():
+        made.append(folder / "lib" / library)
+        vendor = ["-DAMD"] if kind == "hip" else []
+        _cc("-o", made[-1], f"-Wl,-soname,{library}", *vendor, HERE / f"{source}.c", "-lm",
             "-Wl,--no-as-needed", first)  # fmt: skip
     return made
 
@@ -68,16 +72,15 @@ def load(kind: str, folder: Path) -> ctypes.CDLL:
         pathfinder = importlib.import_module("cuda.pathfinder")
         os.environ["NVRTC_LIBRARY"] = pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path
     os.environ.update(environment(folder))
-    if kind == "cuda":
-        os.environ["CUDA_HOME"] = str(folder)
+    os.environ[{"cuda": "CUDA_HOME"}.get(kind, "ROCM_PATH")] = str(folder)
     first, *others = [ctypes.CDLL(str(p), mode=ctypes.RTLD_GLOBAL) for p in build(kind, folder)]
     _KEPT.extend((first, *others))
     return first
 
 
-def operations(folder: Path) -> ctypes.CDLL:
-    """Return the library of operations of CUDA, which was built."""
-    return ctypes.CDLL(str(folder / "lib64" / OPERATIONS))
+def operations(kind: str, folder: Path) -> list[ctypes.CDLL]:
+    """Return the libraries of operations of a kind, which were built."""
+    return [ctypes.CDLL(str(folder / "lib" / name)) for name in OPERATIONS[kind].values()]
 
 
 _KEPT: list[ctypes.CDLL] = []

@@ -1,4 +1,4 @@
-/* FIXTURE. cuBLASLt for the fake device: products of matrices by columns, as its documentation says.
+/* FIXTURE. cuBLASLt for the fake device, or, with AMD defined, hipBLASLt: products of matrices by columns, as its documentation says.
  * A product is an operation of the stream, so it is captured and replayed like a kernel. The
  * numbers below are those of cuBLASLt's headers.
  */
@@ -7,9 +7,34 @@
 #include <string.h>
 
 #include "core.h"
+#include "elements.h"
 
+#ifdef AMD /* hipBLASLt: the same functions, other numbers */
+#define cublasLtCreate hipblasLtCreate
+#define cublasLtDestroy hipblasLtDestroy
+#define cublasLtGetVersion hipblasLtGetVersion
+#define cublasLtGetStatusString hipblasLtGetStatusString
+#define cublasLtMatmulDescCreate hipblasLtMatmulDescCreate
+#define cublasLtMatmulDescDestroy hipblasLtMatmulDescDestroy
+#define cublasLtMatmulDescSetAttribute hipblasLtMatmulDescSetAttribute
+#define cublasLtMatrixLayoutCreate hipblasLtMatrixLayoutCreate
+#define cublasLtMatrixLayoutDestroy hipblasLtMatrixLayoutDestroy
+#define cublasLtMatrixLayoutSetAttribute hipblasLtMatrixLayoutSetAttribute
+#define cublasLtMatmulPreferenceCreate hipblasLtMatmulPreferenceCreate
+#define cublasLtMatmulPreferenceDestroy hipblasLtMatmulPreferenceDestroy
+#define cublasLtMatmulPreferenceSetAttribute hipblasLtMatmulPreferenceSetAttribute
+#define cublasLtMatmulAlgoGetHeuristic hipblasLtMatmulAlgoGetHeuristic
+#define cublasLtMatmul hipblasLtMatmul
+enum { SUCCESS = 0, INVALID_VALUE = 3, FAILED = 6, NOT_SUPPORTED = 7 };
+enum { TRANSPOSE_A = 0, TRANSPOSE_B = 1, EPILOGUE = 2, BIAS_POINTER = 3, PLAIN = 111, TURNED = 112 };
+enum { BATCH_COUNT = 0, BATCH_STRIDE = 1, WORKSPACE = 1, ALIGNMENT = 99, ALGORITHM = 3 };
+enum { IN_F32 = 2, IN_F64 = 7, IN_F16 = 4, IN_BF16 = 5, IN_TF32 = 6 };
+#else
 enum { SUCCESS = 0, INVALID_VALUE = 7, FAILED = 14, NOT_SUPPORTED = 15 };
-enum { R_32F = 0, R_64F = 1, R_16F = 2, R_16BF = 14 };
+enum { TRANSPOSE_A = 3, TRANSPOSE_B = 4, EPILOGUE = 7, BIAS_POINTER = 8, PLAIN = 0, TURNED = 1 };
+enum { BATCH_COUNT = 5, BATCH_STRIDE = 6, WORKSPACE = 1, ALIGNMENT = 5, ALGORITHM = 8 };
+enum { IN_F32 = 68, IN_F64 = 70, IN_F16 = 74, IN_BF16 = 75, IN_TF32 = 77 };
+#endif
 enum { RELU = 2, BIAS = 4, GELU = 32 };
 
 struct layout {
@@ -28,7 +53,7 @@ struct preference {
     unsigned alignment[4];
 };
 struct heuristic {
-    uint64_t algorithm[8];
+    uint64_t algorithm[ALGORITHM];
     size_t workspace;
     int state;
     float waves;
@@ -96,14 +121,21 @@ int cublasLtMatmulDescDestroy(struct product *product)
     return SUCCESS;
 }
 
+static int turn(int *transposed, const void *value, size_t size)
+{
+    int given = size == 4 ? *(const int *)value : -1;
+    *transposed = given == TURNED;
+    return given == PLAIN || given == TURNED ? SUCCESS : INVALID_VALUE;
+}
+
 int cublasLtMatmulDescSetAttribute(struct product *product, int key, const void *value, size_t size)
 {
     ENTER;
     switch (key) {
-    case 3: product->transpose_a = *(const int *)value; return size == 4 ? SUCCESS : INVALID_VALUE;
-    case 4: product->transpose_b = *(const int *)value; return size == 4 ? SUCCESS : INVALID_VALUE;
-    case 7: product->epilogue = *(const unsigned *)value; return size == 4 ? SUCCESS : INVALID_VALUE;
-    case 8: memcpy(&product->bias, value, 8); return size == 8 ? SUCCESS : INVALID_VALUE;
+    case TRANSPOSE_A: return turn(&product->transpose_a, value, size);
+    case TRANSPOSE_B: return turn(&product->transpose_b, value, size);
+    case EPILOGUE: product->epilogue = *(const unsigned *)value; return size == 4 ? SUCCESS : INVALID_VALUE;
+    case BIAS_POINTER: memcpy(&product->bias, value, 8); return size == 8 ? SUCCESS : INVALID_VALUE;
     }
     return INVALID_VALUE;
 }
@@ -130,9 +162,9 @@ int cublasLtMatrixLayoutDestroy(struct layout *layout)
 int cublasLtMatrixLayoutSetAttribute(struct layout *layout, int key, const void *value, size_t size)
 {
     ENTER;
-    if (key == 5 && size == 4)
+    if (key == BATCH_COUNT && size == 4)
         layout->batch = *(const int *)value;
-    else if (key == 6 && size == 8)
+    else if (key == BATCH_STRIDE && size == 8)
         layout->next = *(const int64_t *)value;
     else
         return INVALID_VALUE;
@@ -158,10 +190,10 @@ int cublasLtMatmulPreferenceSetAttribute(struct preference *preference, int key,
                                          size_t size)
 {
     ENTER;
-    if (key == 1 && size == 8)
+    if (key == WORKSPACE && size == 8)
         preference->workspace = *(const size_t *)value;
-    else if (key >= 5 && key <= 8 && size == 4)
-        preference->alignment[key - 5] = *(const unsigned *)value;
+    else if (key >= ALIGNMENT && key < ALIGNMENT + 4 && size == 4)
+        preference->alignment[key - ALIGNMENT] = *(const unsigned *)value;
     else
         return INVALID_VALUE;
     return SUCCESS;
@@ -173,8 +205,9 @@ static int fits(const struct product *p, const struct layout *a, const struct la
     uint64_t m = p->transpose_a ? a->columns : a->rows, k = p->transpose_a ? a->rows : a->columns;
     uint64_t n = p->transpose_b ? b->rows : b->columns, l = p->transpose_b ? b->columns : b->rows;
     int f64 = a->type == R_64F;
-    int compute = p->compute == (f64 ? 70 : 68) ||
-                  (a->type == R_32F && (p->compute == 74 || p->compute == 75 || p->compute == 77));
+    int compute = p->compute == (f64 ? IN_F64 : IN_F32) ||
+                  (a->type == R_32F && (p->compute == IN_F16 || p->compute == IN_BF16 ||
+                                        p->compute == IN_TF32));
     return k == l && d->rows == m && d->columns == n && c->rows == m && c->columns == n &&
            a->type == b->type && a->type == c->type && a->type == d->type && compute &&
            p->scale == (f64 ? R_64F : R_32F) && a->batch == d->batch && b->batch == d->batch &&
@@ -201,36 +234,6 @@ int cublasLtMatmulAlgoGetHeuristic(void *handle, const struct product *product,
     found[1].algorithm[0] = 0xA160;
     *count = 2;
     return SUCCESS;
-}
-
-static double number(int type, const char *at, int64_t i)
-{
-    if (type == R_64F)
-        return ((const double *)at)[i];
-    if (type == R_32F)
-        return ((const float *)at)[i];
-    if (type == R_16F)
-        return (double)((const _Float16 *)at)[i];
-    uint32_t bits = (uint32_t)((const uint16_t *)at)[i] << 16;
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
-static void put(int type, char *at, int64_t i, double value)
-{
-    float narrow = (float)value;
-    uint32_t bits;
-    if (type == R_64F) {
-        ((double *)at)[i] = value;
-    } else if (type == R_32F) {
-        ((float *)at)[i] = narrow;
-    } else if (type == R_16F) {
-        ((_Float16 *)at)[i] = (_Float16)narrow;
-    } else {
-        memcpy(&bits, &narrow, 4);
-        ((uint16_t *)at)[i] = (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-    }
 }
 
 static void run(void **arguments)

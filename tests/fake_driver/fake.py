@@ -43,7 +43,8 @@ class Fake:
         kind: ``cuda`` or ``hip``.
         library: with the functions of ``core.c``.
         cache: folder for compiled sources.
-        operations: the library of operations, with the functions of ``cublaslt.c``.
+        operations: the library of products, with the functions of ``cublaslt.c``.
+        convolutions: the library of convolutions, with the functions of ``cudnn.c``.
 
     Attributes:
         counts: the device reports what is alive, and fails on demand.
@@ -52,10 +53,20 @@ class Fake:
     counts = True
 
     def __init__(
-        self, kind: str, library: ctypes.CDLL, cache: Path, operations: ctypes.CDLL | None = None
+        self,
+        kind: str,
+        library: ctypes.CDLL,
+        cache: Path,
+        operations: ctypes.CDLL | None = None,
+        convolutions: ctypes.CDLL | None = None,
     ) -> None:
         self.kind = kind
         self.operations: Any = operations
+        self.convolutions: Any = convolutions
+        if convolutions is not None:
+            for name in ("fake_dnn_live", "fake_dnn_calls", "fake_dnn_launched"):
+                getattr(convolutions, name).restype = ctypes.c_long
+            convolutions.fake_dnn_fail.argtypes = [ctypes.c_long]
         if operations is not None:
             for name in ("fake_lt_live", "fake_lt_calls", "fake_lt_launched"):
                 getattr(operations, name).restype = ctypes.c_long
@@ -81,6 +92,8 @@ class Fake:
         self.library.fake_set_arch(self.arch.encode())
         if self.operations is not None:
             self.operations.fake_lt_reset()
+        if self.convolutions is not None:
+            self.convolutions.fake_dnn_reset()
         if self.kind == "hip":
             self.library.fake_retain()  # HIP retains its device once in a process
 
@@ -128,6 +141,8 @@ class Fake:
         assert self.live() == {}, self.live()
         if self.operations is not None:
             assert [self.operations.fake_lt_live(kind) for kind in range(4)] == [0, 0, 0, 0]
+        if self.convolutions is not None:
+            assert [self.convolutions.fake_dnn_live(kind) for kind in range(2)] == [0, 0]
         assert self.library.fake_leaked() == 0
 
 
@@ -141,6 +156,7 @@ class Real(Fake):
 
     counts = False
     operations: Any = None
+    convolutions: Any = None
 
     def __init__(self, kind: str, cache: Path) -> None:
         self.kind = kind
@@ -175,8 +191,9 @@ class Runner:
         weights: WeightsLimit | None = None,
         cache: CodeCache | None = None,
         part_ns: int = LONG_NS,
+        arena_bytes: int = ARENA_BYTES,
     ) -> None:
-        self.arena = SharedDomain(ARENA_BYTES)
+        self.arena = SharedDomain(arena_bytes)
         self.domain = Tracked(self.arena)
         limit = WeightsLimit(64 << 20) if weights is None else weights
         self.engine = SequentialEngine(

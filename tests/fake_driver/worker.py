@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 def run(fake: Fake, name: str) -> str:
     """Run one scenario; return ``ok`` or the error."""
-    from tests.fake_driver import operations, scenarios
+    from tests.fake_driver import convolutions, operations, scenarios
 
     fake.reset()
     checks = {check.__name__: check for check in (*CHECKS, *LANGUAGE_CHECKS)}
@@ -36,7 +36,8 @@ def run(fake: Fake, name: str) -> str:
                 checks[name](device)
             fake.nothing_left()
         else:
-            getattr(operations if hasattr(operations, name) else scenarios, name)(fake)
+            files = (convolutions, operations, scenarios)
+            getattr(next((f for f in files if hasattr(f, name)), scenarios), name)(fake)
     except BaseException:  # an assertion or an error: the test reports it
         return traceback.format_exc()
     return "ok"
@@ -49,8 +50,7 @@ def device(kind: str, folder: Path) -> Fake:
     library = build.load(kind, folder)
     if kind == "hip_on_cuda":
         return Real("hip", folder / "cache")
-    library_of_operations = build.operations(folder) if kind == "cuda" else None
-    return Fake(kind, library, folder / "cache", library_of_operations)
+    return Fake(kind, library, folder / "cache", *build.operations(kind, folder))
 
 
 def main(kind: str, folder: str) -> None:

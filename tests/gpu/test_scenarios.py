@@ -16,6 +16,8 @@ from tests.fake_driver.names import real_scenario_names
 from tests.fake_driver.worker import working
 
 KINDS = ("real_cuda", "hip_on_cuda")
+FILES = ("scenarios.py", "operations.py", "convolutions.py")
+NAMES = [name for file in FILES for name in real_scenario_names(file)]
 
 
 def _need(kind: str) -> None:
@@ -35,7 +37,7 @@ def test_conformance(cuda: str, kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", [*real_scenario_names(), *real_scenario_names("operations.py")])
+@pytest.mark.parametrize("name", NAMES)
 def test_scenario(cuda: str, kind: str, name: str, tmp_path: Path) -> None:
     _need(kind)
     with working(kind, tmp_path) as worker:

@@ -85,7 +85,13 @@ plain_actions = st.one_of(
 )
 actions: st.SearchStrategy[bp.Action] = st.recursive(
     plain_actions,
-    lambda inner: st.builds(bp.Repeat, sizes, st.lists(inner, max_size=3).map(tuple)),
+    lambda inner: st.one_of(
+        st.builds(bp.Repeat, sizes, st.lists(inner, max_size=3).map(tuple)),
+        st.builds(
+            bp.Candidates,
+            st.lists(st.lists(inner, max_size=2).map(tuple), max_size=3).map(tuple),
+        ),
+    ),
     max_leaves=5,
 )
 configs = st.builds(

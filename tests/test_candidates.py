@@ -1,0 +1,318 @@
+"""Candidates of a blueprint: how they are written, checked, measured, and kept."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dandelion.backends.cuda import CudaDevice
+from dandelion.backends.gpu import candidates
+from dandelion.backends.gpu.compiling import CodeCache
+from dandelion.backends.gpu.cudalike_driver import CudaLikeChecker
+from dandelion.backends.gpu.host import HostDevice, Memory
+from dandelion.backends.gpu.measurements import Measurements
+from dandelion.backends.gpu.options import GpuOptions
+from dandelion.backends.gpu.plan import Launch, plan
+from dandelion.backends.gpu.sequential import SequentialEngine
+from dandelion.backends.opencl import OpenClDevice
+
+import dandelion.blueprint as bp
+from dandelion.blueprint import Candidates
+from dandelion.blueprint.uses import integers_read, optional_kernels, written_buffers
+from dandelion.data import Item, ItemSet, SetSpec
+from dandelion.driver import Call
+from dandelion.errors import (
+    BackendUnavailable,
+    Cancelled,
+    InvalidBlueprint,
+    InvalidFunction,
+    InvalidInput,
+)
+from dandelion.function import CodeObject, Function, FunctionSpec, digest_of
+from dandelion.memory import HeapDomain
+from dandelion.testing import StoppedCall
+
+POOL_BYTES = 1 << 16
+FAR_NS = 2**62
+X = np.arange(64, dtype=np.int32)
+ran: Counter[str] = Counter()
+
+
+def _host(name: str, pause_s: float) -> object:
+    def kernel(launch: Launch, x: Memory, y: Memory) -> None:
+        ran[name] += 1
+        time.sleep(pause_s)
+        y.view(np.int32)[:] += 2 * x.view(np.int32)
+
+    return kernel
+
+
+KERNELS = {"slow": _host("slow", 0.004), "fast": _host("fast", 0), "mid": _host("mid", 0.002)}
+SOURCE = b"""
+#include "dandelion.h"
+KERNEL void slow(GLOBAL const i32 *x, GLOBAL i32 *y)
+{
+    u64 i = GLOBAL_ID(0);
+    f32 waste = 0;
+    for (u32 k = 0; k < 2000000; k++)
+        waste += 1.0f / (f32)(k + i + 1);
+    y[i] += 2 * x[i] + (waste < 0);
+}
+KERNEL void fast(GLOBAL const i32 *x, GLOBAL i32 *y) { y[GLOBAL_ID(0)] += 2 * x[GLOBAL_ID(0)]; }
+"""
+FILES = {"k.host": " ".join(KERNELS).encode(), "k.c": SOURCE}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_ran() -> Iterator[None]:
+    ran.clear()
+    yield
+    ran.clear()
+
+
+def blueprint(
+    *groups: tuple[str, ...], times: int = 1, files: Iterable[str] = tuple(FILES)
+) -> bp.Blueprint:
+    """For each group candidates that launch one of its kernels; each adds 2 * x to y."""
+    b = bp.Blueprint(inputs=["x"], outputs=["y"], modules={"k": list(files)})
+    y = b.buffer("y", like="x")
+    with b.repeat(times):
+        for names in groups:
+            with b.candidates() as made:
+                for name in names:
+                    with made.alternative():
+                        b.launch(name, [b.x, y], grid=1, block=64)
+    return b
+
+
+def function(b: bp.Blueprint, files: dict[str, bytes] = FILES) -> Function:
+    main = b.json().encode()
+    code = CodeObject("blueprint", digest_of(main), {n: digest_of(d) for n, d in files.items()})
+    return Function(
+        FunctionSpec("F", (SetSpec("x"),), (SetSpec("y"),), code=(code,)), code, main, files
+    )
+
+
+def call(wanted: Function, x: np.ndarray[tuple[int], np.dtype[np.int32]] = X) -> Call:
+    sets = (ItemSet("x", (Item("i", 0, x.tobytes()),)),)
+    return Call(0, wanted, sets, HeapDomain(1 << 20), FAR_NS)
+
+
+def host(kept: Path | None = None, **fields: bool) -> SequentialEngine:
+    device = HostDevice(KERNELS, POOL_BYTES, **fields)  # type: ignore[arg-type]  # functions
+    device.measurements = Measurements("host", None if kept is None else CodeCache(kept))
+    return SequentialEngine(device, POOL_BYTES)
+
+
+def run(engine: SequentialEngine, wanted: Function) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    (out,) = engine.run(call(wanted))
+    engine.clean_up()
+    assert out is not None
+    return np.frombuffer(bytes(out.items[0].data), np.int32)
+
+
+# --- choosing -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_the_fastest_is_chosen_for_each(lazy: bool) -> None:
+    """By themselves, with right results from the first call on."""
+    engine = host(lazy=lazy, graphs=lazy)
+    wanted = function(blueprint(("slow", "fast"), ("mid", "slow", "fast"), ("fast",)))
+    for _ in range(3):
+        ran_before = Counter(ran)
+        assert (run(engine, wanted) == 6 * X).all()
+    assert ran - ran_before == Counter({"fast": 3})
+    engine.close()
+
+
+def test_times_of_all_iterations_count() -> None:
+    """One launch of 'mid' takes longer than one of 'fast', but two of those are no longer so."""
+    engine = host()
+    wanted = function(blueprint(("slow", "mid"), times=3))
+    assert (run(engine, wanted) == 6 * X).all()
+    ran.clear()
+    assert (run(engine, wanted) == 6 * X).all()
+    assert ran == Counter({"mid": 3})
+    engine.close()
+
+
+def test_the_choice_is_kept_for_later_engines(tmp_path: Path) -> None:
+    wanted = function(blueprint(("slow", "fast")))
+    engine = host(tmp_path)
+    run(engine, wanted)
+    engine.close()
+    assert ran["slow"] == candidates.RUNS
+    ran.clear()
+    engine = host(tmp_path)
+    assert (run(engine, wanted) == 2 * X).all()
+    engine.close()
+    assert ran == Counter({"fast": 1})
+
+
+@pytest.mark.parametrize("kept", [b"[]", b'{"elsewhere": 0}', b'{"blueprint.control_flow[0]": 7}'])
+def test_what_was_kept_is_checked(kept: bytes, tmp_path: Path) -> None:
+    class Wrong(Measurements):
+        def get(self, key: str) -> bytes | None:
+            return kept
+
+    engine = host()
+    engine.device.measurements = Wrong()
+    once = bp.Blueprint(inputs=["x"], outputs=["y"], modules={"k": list(FILES)})
+    y = once.buffer("y", like="x")
+    with once.candidates() as made:
+        for name in ("slow", "fast"):
+            with made.alternative():
+                once.launch(name, [once.x, y], grid=1, block=64)
+    run(engine, function(once))
+    assert ran["fast"] == candidates.RUNS + 1
+    engine.close()
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_an_alternative_that_does_not_run_here_is_not_chosen(missing: int) -> None:
+    names = ["slow", "slow"]
+    names[missing] = "absent"
+    files = {"k.host": b"slow"}
+    engine = host()
+    assert (run(engine, function(blueprint(tuple(names), files=files), files)) == 2 * X).all()
+    engine.close()
+
+
+def test_without_one_that_runs_the_call_fails_and_the_next_works() -> None:
+    engine = host()
+    files = {"k.host": b"absent gone"}
+    wanted = function(blueprint(("absent", "gone"), files=files), files)
+    for _ in range(2):
+        with pytest.raises((InvalidBlueprint, InvalidFunction)):
+            engine.run(call(wanted))
+    assert (run(engine, function(blueprint(("fast",)))) == 2 * X).all()
+    engine.close()
+
+
+def test_a_call_can_be_stopped_while_it_is_measured() -> None:
+    engine = host()
+    wanted = function(blueprint(("slow", "fast")))
+    with pytest.raises(Cancelled):
+        engine.run(StoppedCall.like(call(wanted), 2))
+    engine.clean_up()
+    assert (run(engine, wanted) == 2 * X).all()
+    engine.close()
+
+
+def test_one_that_needs_more_memory_than_there_is() -> None:
+    b = bp.Blueprint(inputs=["x"], outputs=["y"], modules={"k": list(FILES)})
+    y, t = b.buffer("y", like="x"), b.buffer("t", POOL_BYTES * 2, temporary=True)
+    with b.candidates() as made:
+        with made.alternative():
+            b.launch("slow", [b.x, y], grid=1, block=64)
+        with made.alternative():
+            b.zero(t)
+            b.launch("fast", [b.x, y], grid=1, block=64)
+    engine = host()
+    assert (run(engine, function(b)) == 2 * X).all()
+    assert not ran["fast"]
+    engine.close()
+
+
+def test_on_opencl() -> None:
+    try:
+        device = OpenClDevice()
+        device.open()
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+    engine = SequentialEngine(device, POOL_BYTES)
+    wanted = function(blueprint(("slow", "fast")))
+    for _ in range(2):
+        assert (run(engine, wanted) == 2 * X).all()
+    (chosen,) = engine._chooser._chosen.values()
+    assert set(chosen.values()) == {1}
+    engine.close()
+
+
+# --- the format ---------------------------------------------------------------------------------
+
+
+def test_written_and_read() -> None:
+    made = blueprint(("slow", "fast"), times=2).build()
+    again = bp.parse_blueprint(bp.print_blueprint(made), FILES)
+    assert again == made
+    (repeat,) = made.blueprint.control_flow
+    assert isinstance(repeat, bp.Repeat)
+    assert isinstance(repeat.actions[0], Candidates)
+    assert written_buffers(made) == {"x", "y"}, "nothing is declared of the kernels"
+    assert not integers_read(made)
+    plain = blueprint(("slow", "fast"), files=["k.c"]).build()
+    with pytest.raises(InvalidInput, match="candidates"):
+        bp.print_blueprint(plain, bp.Spelling.ORIGINAL)
+    assert "the fastest of" in blueprint(("slow", "fast"))._repr_html_()
+
+
+def test_kernels_that_may_be_missing_on_a_device() -> None:
+    """Those that some alternatives launch, and nothing else does."""
+    b = blueprint(("slow", "fast"), ("slow", "mid"))
+    b.launch("fast", [b.x, b.x], grid=1)
+    assert optional_kernels(b.build()) == {"slow", "mid"}
+    assert optional_kernels(blueprint(("slow",)).build()) == set()
+
+
+def test_a_binary_for_other_devices_can_be_registered() -> None:
+    """As one of several alternatives, but not as the only one."""
+    checker = CudaLikeChecker(GpuOptions("cuda", {"cache": "off"}), CudaDevice)
+    for names, is_refused in ((("slow", "other"), False), (("other",), True)):
+        b = bp.Blueprint(
+            inputs=["x"], outputs=["y"],
+            modules={"k": ["k.c"], "m": [bp.Code("m.bin", backend="cuda", arch="sm_80")]},
+        )  # fmt: skip
+        b.kernel("slow", module="k")
+        b.kernel("other", module="m", access=("read", "both"))
+        y = b.buffer("y", like="x")
+        with b.candidates() as made:
+            for name in names:
+                with made.alternative():
+                    b.launch(name, [b.x, y], grid=1, block=64)
+        wanted = function(b, {"k.c": SOURCE, "m.bin": b"\x7fELF"})
+        if is_refused:
+            with pytest.raises(InvalidBlueprint):
+                checker.prepare(wanted, ("sm_90",))
+        else:
+            checker.prepare(wanted, ("sm_90",))
+
+
+def test_plans_have_one_alternative() -> None:
+    config = blueprint(("slow", "fast"), ("fast", "slow")).build()
+    sizes = {"x": X.nbytes}
+    first = plan(config, sizes, lambda name, index: 0)
+    places = [group.where for group in first.groups]
+    second = plan(config, sizes, lambda name, index: 0, choices={places[0]: 1})
+    kernels = [[getattr(s, "kernel", "") for s in one.steps] for one in (first, second)]
+    assert kernels == [["slow", "fast"], ["fast", "fast"]]
+    assert [(g.count, g.first, g.end) for g in first.groups] == [(2, 0, 1), (2, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("alternatives", "code"),
+    [
+        ([], "out-of-range"),
+        ([[{"ZeroBuffer": "y"}]] * 17, "out-of-range"),
+        ([[]], "empty"),
+        ([[{"Candidates": [[{"ZeroBuffer": "y"}]]}]], "depth"),
+        ([[{"Repeat": [2, [{"Candidates": [[{"ZeroBuffer": "y"}]]}]]}]], "depth"),
+        ([[{"ZeroBuffer": "z"}]], "unknown-buffer"),
+        ([{"ZeroBuffer": "y"}], "type"),
+        ({}, "type"),
+    ],
+)
+def test_wrong_candidates_are_refused(alternatives: object, code: str) -> None:
+    document = blueprint(("slow",)).build()
+    text = bp.print_blueprint(document)
+    written = json.loads(text)
+    written["blueprint"]["control_flow"] = [{"Candidates": alternatives}]
+    with pytest.raises(InvalidBlueprint) as caught:
+        bp.parse_blueprint(json.dumps(written).encode(), FILES)
+    assert code in {problem.code for problem in caught.value.problems}
