@@ -10,10 +10,11 @@ Source: triton 3.6, ``triton/compiler/compiler.py`` and ``triton/backends/*/driv
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,10 +207,7 @@ def compile_kernel(
     try:
         source = compiler.ASTSource(kernel.function, dict(signature), dict(constants), attributes)
         gpu = backends.GPUTarget(target.backend, target.number, target.warp_threads)
-        with triton.knobs.compilation.scope(), triton.knobs.runtime.scope():
-            triton.knobs.compilation.disable_line_info = True  # no paths of this machine
-            triton.knobs.compilation.always_compile = True  # its cache does not know of our stage
-            triton.knobs.runtime.add_stages_inspection_hook = _with_plain_ptx
+        with _own_settings(triton):
             made = triton.compile(source, target=gpu, options=dict(options))
         operations = _operations(made.asm["ttir"], gpu)
     except Exception as error:  # the compiler raises errors of every class, also assertions
@@ -224,6 +222,20 @@ def compile_kernel(
         int(metadata.num_warps) * target.warp_threads, int(metadata.shared),
         int(getattr(metadata, "global_scratch_size", 0)), operations,
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _own_settings(triton: Any) -> Iterator[None]:
+    """Settings of the compiler while it compiles for us; nothing stays in its cache."""
+    knobs = triton.knobs
+    with contextlib.ExitStack() as stack:
+        for part in (knobs.compilation, knobs.runtime, knobs.cache):
+            stack.enter_context(part.scope())
+        knobs.cache.dir = stack.enter_context(tempfile.TemporaryDirectory())
+        knobs.compilation.always_compile = True  # the cache does not know of our stage
+        knobs.compilation.disable_line_info = True  # binaries must not have paths of this machine
+        knobs.runtime.add_stages_inspection_hook = _with_plain_ptx
+        yield
 
 
 def _with_plain_ptx(*given: Any) -> tuple[str, str] | None:
