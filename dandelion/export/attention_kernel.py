@@ -80,7 +80,7 @@ def attention(
         total = total * shrink + tl.sum(weights, 1)
         other = tl.load(values + column[:, None] * v_row + inner[None, :], mask=held, other=0.0)
         summed = summed * shrink[:, None]
-        summed = tl.dot(weights.to(other.dtype), other, summed, input_precision="tf32")
+        summed = tl.dot(weights.to(other.dtype), other, summed, input_precision=precision)
         largest = new
     made = summed / tl.where(total == 0.0, 1.0, total)[:, None]
     place = ((batch * rows + row[:, None]) * heads + head) * width + inner[None, :]
