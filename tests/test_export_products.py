@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dandelion.blueprint import Activation, Computation, ElementType
+from dandelion.blueprint import Activation, Computation, ElementType, ImageLayout
 from dandelion.export import products
+from dandelion.export.peak_graph import for_peak
+from dandelion.export.peak_records import AttentionProduct
 from dandelion.export.product_records import ConvolutionProduct, GemmProduct, Place
 from dandelion.export.products import with_products
-from dandelion.export.strided_views import StridedView, row_major
+from dandelion.export.strided_views import Layout, StridedView, row_major
 from dandelion.export.torch_graph import Argument, Constant, Graph, Node, Reference, TensorType
 
 # --- views --------------------------------------------------------------------------------------
@@ -48,6 +50,34 @@ def moves(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Any]]:
             made.append(("reshape", sizes))
             now = now.reshape(sizes)
     return shape, made
+
+
+@settings(max_examples=100, deadline=None)
+@given(moves())
+def test_layouts_say_it_where_strides_cannot(given: Any) -> None:
+    shape, steps = given
+    values = np.arange(math.prod(shape))
+    wanted: Any = values.reshape(shape)
+    layout: Layout | None = Layout.of(StridedView("x", shape, row_major(shape)))
+    for kind, *how in steps:
+        if kind == "permute" and layout is not None:
+            dimensions = tuple(layout.dimensions[d] for d in how[0])
+            wanted, layout = wanted.transpose(how[0]), Layout("x", dimensions)
+        elif kind == "reshape" and layout is not None:
+            wanted, layout = wanted.reshape(how[0]), layout.reshaped(how[0])
+        else:
+            break
+    if layout is None:
+        return
+    parts = [part for each in layout.dimensions for part in each]
+    places = np.zeros((1,), int)
+    for size, stride in parts:
+        places = (places[:, None] + stride * np.arange(size)).reshape(-1)
+    assert layout.shape == wanted.shape
+    assert np.array_equal(values[places].reshape(wanted.shape), wanted)
+    view = layout.view()
+    if view is not None:
+        assert view.shape == wanted.shape
 
 
 def _factors(draw: st.DrawFn, size: int) -> tuple[int, ...]:
@@ -229,3 +259,83 @@ def test_other_products_stay_as_they_are(
     )
     graph, made = with_products(Graph({"x": kind}, {}, [node], {"y": "y"}), Computation.F32)
     assert (graph.nodes, made) == ([node], {})
+
+
+# --- the route for one architecture -------------------------------------------------------------
+
+
+def peak(model: Model, output: str) -> tuple[Graph, dict[str, Any]]:
+    graph = Graph(model.inputs, model.constants, model.nodes, {"y": output})
+    return for_peak(graph, Computation.TF32)
+
+
+def test_rows_in_another_order_are_multiplied_as_they_lie() -> None:
+    model = Model(x=(2, 3, 8))
+    model.constant("w", 8, 5)
+    model.constant("b", 5)
+    model.add("turned", "permute.default", (3, 2, 8), "x", (1, 0, 2))
+    model.add("wide", "expand.default", (3, 8, 5), "w", (3, 8, 5))
+    model.add("mm", "bmm.default", (3, 2, 5), "turned", "wide")
+    model.add("sum", "add.Tensor", (3, 2, 5), "mm", "b")
+    model.add("out", "permute.default", (2, 3, 5), "sum", (1, 0, 2))
+    graph, made = peak(model, "out")
+    (product,) = made.values()
+    assert product == GemmProduct(
+        Place("x", 0, False, 8, 0), Place("w", 0, False, 5, 0), 6, 5, 8, 1, ElementType.F32,
+        Computation.TF32, bias=Place("b"),
+    )  # fmt: skip
+    shapes = {node.name: node.type.shape for node in graph.nodes}
+    assert shapes["sum"] == (3, 2, 5)
+    assert shapes["out"] == (2, 3, 5)
+
+
+def test_attention_reads_its_heads_where_they_lie() -> None:
+    model = Model(x=(2, 7, 3, 4, 16))
+    for at, name in enumerate("qkv"):
+        model.add(f"{name}_rows", "select.int", (2, 7, 4, 16), "x", 2, at)
+        model.add(name, "permute.default", (2, 4, 7, 16), f"{name}_rows", (0, 2, 1, 3))
+    model.add("out", "scaled_dot_product_attention.default", (2, 4, 7, 16), "q", "k", "v")
+    graph, made = peak(model, "out")
+    (product,) = made.values()
+    assert isinstance(product, AttentionProduct)
+    offsets = [(view.base, view.offset) for view in (product.q, product.k, product.v)]
+    assert offsets == [("x", 0), ("x", 64), ("x", 128)]
+    assert product.q.strides == (7 * 192, 16, 192, 1)
+    assert product.scale == 0.25
+    assert graph.nodes[-1].operator == "aten.permute.default"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "size"), [((1, 1), (1, 1), (6, 4)), ((2, 2), (2, 2), (3, 2))]
+)
+def test_convolutions_that_are_products(
+    kernel: tuple[int, int], stride: tuple[int, int], size: tuple[int, int]
+) -> None:
+    model = Model(x=(2, 8, 6, 4))
+    model.constant("w", 5, 8, *kernel)
+    model.add("y", "convolution.default", (2, 5, *size), "x", "w", None, stride, (0, 0), (1, 1),
+              False, (0, 0), 1)  # fmt: skip
+    _, made = peak(model, "y")
+    (product,) = made.values()
+    inner = 8 * math.prod(kernel)
+    assert isinstance(product, GemmProduct)
+    assert (product.m, product.n, product.k) == (2 * math.prod(size), 5, inner)
+
+
+def test_images_have_channels_last_and_as_many_as_loads_need() -> None:
+    model = Model(x=(2, 3, 6, 6), r=(2, 4, 6, 6))
+    model.constant("w", 4, 3, 3, 3)
+    model.add("conv", "convolution.default", (2, 4, 6, 6), "x", "w", None, (1, 1), (1, 1), (1, 1),
+              False, (0, 0), 1)  # fmt: skip
+    model.add("sum", "add.Tensor", (2, 4, 6, 6), "conv", "r")
+    graph, made = peak(model, "sum")
+    (product,) = made.values()
+    assert isinstance(product, ConvolutionProduct)
+    assert product.layout is ImageLayout.NHWC
+    assert product.channels == 4
+    types = {node.name: node.type.shape for node in graph.nodes}
+    assert types[product.image.value] == (2, 6, 6, 4)
+    assert product.c is not None
+    assert types[product.c.value] == (2, 6, 6, 4)
+    assert graph.constants[product.weight.value].data.shape == (4, 3, 3, 4)
+    assert types["sum"] == (2, 4, 6, 6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import time
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from dandelion.backends.gpu.plan_cache import PlanCache
 from dandelion.backends.gpu.program import Program, make_program
 
 import dandelion.blueprint as bp
-from dandelion.blueprint.uses import integers_read
+from dandelion.blueprint.uses import integers_read, is_written_first
 from dandelion.data import SetSpec
 from dandelion.errors import InvalidBlueprint, InvalidInput
 from dandelion.function import CodeObject, Function, FunctionSpec
@@ -66,6 +67,48 @@ def test_sizes_launches_and_arguments() -> None:
     assert all(s.offset_bytes % ALIGNMENT_BYTES == 0 for s in made.slots.values())
     assert "cfg" not in made.slots, "no kernel gets its address"
     assert made.used_bytes == 1024 + 1024
+
+
+def test_a_place_in_a_buffer() -> None:
+    b = make()
+    out = b.buffer("B", like="A")
+    b.kernel("k", access=["read", "write"])
+    b.launch("k", [bp.part(b.A, b.cfg[0] * 8), out])
+    b.launch("k", [out, bp.part(out, 8)])
+    config = b.build()
+    assert bp.parse_blueprint(bp.print_blueprint(config)) == config
+    assert integers_read(config) == (bp.FromInput("cfg", 0),)
+    made = planned(config, integers={("cfg", 0): 4})
+    first, second = launches(made)
+    assert first.args[0] == Pointer(made.slots["A"].offset_bytes + 32, 968)
+    assert second.args[1] == Pointer(made.slots["B"].offset_bytes + 8, 992)
+    with pytest.raises(InvalidInput) as caught:
+        planned(config, integers={("cfg", 0): 125})
+    assert caught.value.where == "blueprint.control_flow[0].args[0].offset"
+
+
+def test_a_part_that_is_written_leaves_the_rest_as_it_was() -> None:
+    b = make(("A",), outputs=["A"])
+    whole, part = b.buffer("B", 512, temporary=True), b.buffer("C", 512, temporary=True)
+    b.kernel("k", access=["write"])
+    b.launch("k", [whole])
+    b.launch("k", [bp.part(part, 256)])
+    config = b.build()
+    made = planned(config, {"A": 1000}, limit_bytes=1)  # so that they share memory
+    assert made.slots[part.name].offset_bytes == made.slots[whole.name].offset_bytes
+    assert [step.size_bytes for step in made.steps if isinstance(step, Zero)] == [512]
+    assert is_written_first("B", config)
+    assert not is_written_first("C", config)
+
+
+@pytest.mark.parametrize("content", [{}, {"buffer": "A"}, {"buffer": "A", "offset": -1}])
+def test_a_place_that_is_not_valid(content: dict[str, object]) -> None:
+    flow = [{"ExecKernel": ["k", [{"Ptr": content}], {}]}]
+    body = {"inputs": ["A"], "buffers": {}, "outputs": ["A"], "control_flow": flow}
+    document = {"modules": {"m": "m.c"}, "kernels": {"k": "m"}, "blueprint": body}
+    with pytest.raises(InvalidBlueprint) as caught:
+        bp.parse_blueprint(json.dumps(document))
+    assert "args[0]" in str(caught.value)
 
 
 def test_the_batch_scales_sizes() -> None:

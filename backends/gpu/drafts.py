@@ -70,11 +70,19 @@ Program: TypeAlias = tuple["int | Loop", ...]
 
 
 @dataclass(frozen=True, slots=True)
+class PlaceDraft:
+    """A place in a buffer, by the buffer's name."""
+
+    buffer: str
+    offset_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchDraft:
-    """A launch. An argument that is a `str` is a buffer's name."""
+    """A launch."""
 
     kernel: str
-    args: tuple[str | bytes, ...]
+    args: tuple[PlaceDraft | bytes, ...]
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int
@@ -318,12 +326,12 @@ class Drafts:
         accesses = self._accesses(action)
         return LaunchDraft(action.kernel, args, (gx, gy, gz), (bx, by, bz), shared, accesses)
 
-    def _argument(self, where: str, index: int, argument: Argument) -> str | bytes:
+    def _argument(self, where: str, index: int, argument: Argument) -> PlaceDraft | bytes:
+        at = f"{where}.args[{index}]"
         if isinstance(argument, Ptr):
-            return argument.buffer
+            return self._place(at, argument)
         if isinstance(argument, Raw):
             return argument.data
-        at = f"{where}.args[{index}]"
         size = Absolute(0) if isinstance(argument.value, int | float) else argument.value
         value = (
             argument.value
@@ -336,6 +344,16 @@ class Drafts:
             raise self._sizes.error(at, size, message)
         return packed
 
+    def _place(self, where: str, argument: Ptr) -> PlaceDraft:
+        if argument.offset == Absolute(0):
+            return PlaceDraft(argument.buffer, 0)
+        offset = self._sizes.number(f"{where}.offset", argument.offset, 0, MAX_BYTES)
+        size_bytes = self._sizes.buffer(argument.buffer)
+        if offset >= size_bytes:
+            message = f"byte {offset} is outside of '{argument.buffer}', which has {size_bytes}"
+            raise self._sizes.error(f"{where}.offset", argument.offset, message)
+        return PlaceDraft(argument.buffer, offset)
+
     def _accesses(self, action: ExecKernel) -> dict[str, Access]:
         """What a launch does with each buffer; BOTH where nothing is declared."""
         ways = self._access.get(action.kernel, ())
@@ -343,6 +361,8 @@ class Drafts:
         for index, argument in enumerate(action.args):
             if isinstance(argument, Ptr):
                 way = ways[index] if index < len(ways) else Access.BOTH
+                if way is Access.WRITE and argument.offset != Absolute(0):
+                    way = Access.BOTH  # what lies before the place stays as it was
                 same = found.setdefault(argument.buffer, way) is way
                 found[argument.buffer] = way if same else Access.BOTH
         return found

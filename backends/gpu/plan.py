@@ -302,7 +302,10 @@ class _Planner:
             return Zero(slot.offset_bytes, aligned(slot.size_bytes))
         if isinstance(draft, OperationDraft):
             return self.operation(draft.step, slots)
-        args = tuple(self.pointer(a, slots) if isinstance(a, str) else a for a in draft.args)
+        args = tuple(
+            a if isinstance(a, bytes) else self.pointer(a.buffer, slots, a.offset_bytes)
+            for a in draft.args
+        )
         ways = self.access.get(draft.kernel, ())
         return Launch(draft.kernel, args, draft.grid, draft.block, draft.shared_bytes, ways)
 
@@ -317,11 +320,12 @@ class _Planner:
         args = tuple(self.pointer(a, slots) if isinstance(a, str) else a for a in step.args)
         return Launch(name, args, step.grid, step.block, 0, template.access)
 
-    def pointer(self, name: str, slots: Mapping[str, Slot]) -> Pointer:
+    def pointer(self, name: str, slots: Mapping[str, Slot], offset_bytes: int = 0) -> Pointer:
+        """The place of a buffer, or of what lies in it from an offset on."""
         slot = self.resident.get(name)
-        if slot is not None:
-            return Pointer(slot.offset_bytes, slot.size_bytes, constant=True)
-        return Pointer(slots[name].offset_bytes, slots[name].size_bytes)
+        found = slots[name] if slot is None else slot
+        start, size_bytes = found.offset_bytes + offset_bytes, found.size_bytes - offset_bytes
+        return Pointer(start, size_bytes, constant=slot is not None)
 
     def lifetimes(self) -> dict[str, Lifetime]:
         """From when to when each buffer must keep its memory; positions are indices of drafts.

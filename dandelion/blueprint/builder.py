@@ -26,6 +26,7 @@ from dandelion.blueprint.builder_sizes import size_of as size_of
 from dandelion.blueprint.builder_sizes import sizeof as sizeof
 from dandelion.blueprint.check import check_blueprint
 from dandelion.blueprint.html import blueprint_element
+from dandelion.blueprint.operation_records import BufferPart
 from dandelion.blueprint.printing import Spelling, print_blueprint
 from dandelion.blueprint.records import (
     Absolute,
@@ -55,7 +56,7 @@ from dandelion.blueprint.records import (
 from dandelion.errors import InvalidBlueprint, InvalidInput, nearest
 from dandelion.markup import page
 
-ArgumentLike: TypeAlias = Buffer | Expression | int | Ptr | Scalar | Raw
+ArgumentLike: TypeAlias = Buffer | BufferPart | Expression | int | Ptr | Scalar | Raw
 CodeLike: TypeAlias = Code | str
 
 
@@ -164,7 +165,7 @@ class Blueprint(OperationBuilder):
         Args:
             kernel: its name; a kernel that was not declared is in the only module.
             args: buffers (pointers), ``sizeof(...)`` (u64), other sizes and ints (i64), or
-                `scalar` and `Raw`.
+                `part` (a place in a buffer), `scalar` and `Raw`.
             grid: blocks in up to three dimensions.
             block: threads of a block in up to three dimensions.
             shared_mem_bytes: dynamic local memory.
@@ -302,6 +303,8 @@ def _three(what: str, given: Sequence[SizeLike] | SizeLike) -> tuple[Size, Size,
 def _argument(given: ArgumentLike) -> Argument:
     if isinstance(given, Buffer):
         return Ptr(given.name)
+    if isinstance(given, BufferPart):
+        return Ptr(given.buffer, given.offset)
     if isinstance(given, Expression):
         size = given.size
         if isinstance(size, Absolute):

@@ -367,6 +367,7 @@ class _Checker:
     def argument(self, where: str, argument: Argument) -> Iterator[Problem]:
         if isinstance(argument, Ptr):
             yield from self.buffer(where, argument.buffer)
+            yield from self.size(f"{where}.offset", argument.offset, 0, MAX_BYTES)
         elif isinstance(argument, Raw):
             if not 0 < len(argument.data) <= _RAW_LIMIT_BYTES:
                 found = f"{len(argument.data)} bytes"

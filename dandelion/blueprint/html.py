@@ -109,8 +109,8 @@ def _three(sizes: Sequence[Size]) -> str:
 
 def _argument(argument: Argument) -> str:
     match argument:
-        case Ptr(buffer=buffer):
-            return buffer
+        case Ptr(buffer=buffer, offset=offset):
+            return buffer if offset == Absolute(0) else f"{buffer} + {size_expression(offset)}"
         case Raw(data=data):
             return f"{len(data)} bytes"
         case _:

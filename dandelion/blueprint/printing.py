@@ -230,7 +230,10 @@ class _Printer:
 
     def argument(self, argument: Argument) -> Json:
         if isinstance(argument, Ptr):
-            return {"Ptr": argument.buffer}
+            if argument.offset == Absolute(0):
+                return {"Ptr": argument.buffer}
+            self.only("pointers with an offset", Spelling.CANONICAL)
+            return {"Ptr": {"buffer": argument.buffer, "offset": self.size(argument.offset)}}
         if isinstance(argument, Raw):
             self.only("bytes by value", Spelling.CANONICAL)
             return {"bytes": base64.b64encode(argument.data).decode()}

@@ -329,7 +329,7 @@ class _Reader(OperationReader):
     def argument(self, where: str, value: Json) -> Argument:
         tag, content = self.tagged(where, value, _ARGUMENTS)
         if tag == "Ptr":
-            return Ptr(self.name(where, content))
+            return self.pointer(where, content)
         if tag == "Sizeof":
             return Scalar(ScalarType.U64, Sizeof(self.name(where, content)))
         if tag == "Constant":
@@ -337,6 +337,15 @@ class _Reader(OperationReader):
         if tag == "bytes":
             return self.raw(where, content)
         return self.scalar(where, ScalarType(tag), content) if tag else Raw(b"")
+
+    def pointer(self, where: str, value: Json) -> Ptr:
+        if not isinstance(value, dict):
+            return Ptr(self.name(where, value))
+        fields = self.fields(where, value, ("buffer", "offset"), ())
+        if fields.keys() != {"buffer", "offset"}:
+            return Ptr("")
+        offset = self.size(f"{where}.offset", fields["offset"])
+        return Ptr(self.name(f"{where}.buffer", fields["buffer"]), offset)
 
     def raw(self, where: str, value: Json) -> Raw:
         try:

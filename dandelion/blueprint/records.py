@@ -34,9 +34,15 @@ from dandelion.blueprint.size_records import Sizeof as Sizeof
 
 
 class Ptr(BlueprintRecord, frozen=True):
-    """The device address of a buffer."""
+    """The device address of a buffer, or of a place in it.
+
+    Attributes:
+        buffer: its name.
+        offset: from its start, in bytes; it lies inside of the buffer.
+    """
 
     buffer: str
+    offset: Size = Absolute(0)
 
 
 class Scalar(BlueprintRecord, frozen=True):

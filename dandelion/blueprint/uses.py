@@ -117,9 +117,9 @@ def is_written_first(buffer: str, config: GpuConfig) -> bool:
     def way_of(action: ExecKernel) -> bool | None:
         ways = access[action.kernel]
         found = [
-            index < len(ways) and ways[index] is Access.WRITE
+            index < len(ways) and ways[index] is Access.WRITE and argument == Ptr(buffer)
             for index, argument in enumerate(action.args)
-            if argument == Ptr(buffer)
+            if isinstance(argument, Ptr) and argument.buffer == buffer
         ]
         return all(found) if found else None
 
@@ -218,6 +218,8 @@ def integers_read(config: GpuConfig) -> tuple[FromInput, ...]:
             for argument in action.args:
                 if isinstance(argument, Scalar) and not isinstance(argument.value, int | float):
                     look(argument.value)
+                if isinstance(argument, Ptr):
+                    look(argument.offset)
             for _, size, _, _ in launch_numbers(action.launch):
                 look(size)
 

@@ -69,12 +69,15 @@ def run(arguments: Arguments, out: Output) -> int:
             precision=arguments.precision,
             batch=arguments.batch,
             batch_wait_s=arguments.batch_wait,
+            route=arguments.route,
+            target=arguments.target,
             show=show,
         )
         report, reason = made.report, "not asked for"
         if not arguments.no_check:
             show(0, 0, "comparing it with the module")
-            report, reason = _checked(made, module, examples)
+            backend = arguments.target.partition(":")[0] or _BACKENDS
+            report, reason = _checked(made, module, examples, backend)
     path = arguments.output or Path(name)
     files = _write(path, made, report)
     if out.as_json:
@@ -150,24 +153,24 @@ def _input(text: str) -> SetSpec:
 
 
 def _checked(
-    made: ExportedModule, module: object, examples: Sequence[object]
+    made: ExportedModule, module: object, examples: Sequence[object], backend: str
 ) -> tuple[ExportReport, str]:
     """Run the function here and compare; returns why not if there is no device."""
     if made.report.rows:  # fewer than the kernels are made for, so that some are padded
         examples = with_rows(examples, max(made.report.rows[-1] - 1, 1))
     arrays = example_arrays(examples, made.inputs)
     try:
-        found = _called(made, arrays)
+        found = _called(made, arrays, backend)
     except BackendUnavailable as error:
         return made.report, str(error)
     expected = reference_outputs(module, examples, made.outputs)
     return made.report.with_errors(found, expected), ""
 
 
-def _called(made: ExportedModule, arrays: Mapping[str, Array]) -> dict[str, Array]:
+def _called(made: ExportedModule, arrays: Mapping[str, Array], backend: str) -> dict[str, Array]:
     report = made.report
     arena = 4 * (report.static_bytes + report.buffer_bytes) + 256 * _MIB
-    settings = Settings(backends=(_BACKENDS,), arena_bytes=arena, default_deadline_s=600)
+    settings = Settings(backends=(backend,), arena_bytes=arena, default_deadline_s=600)
     with Node(settings) as node:
         node.register(made.function)
         sets = {name: item_set(name, array) for name, array in arrays.items()}

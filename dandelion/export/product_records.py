@@ -75,6 +75,7 @@ class ConvolutionProduct:
     c: Place | None = None
     bias: Place | None = None
     activation: Activation = Activation.NONE
+    groups: int = 1
     layout: ImageLayout = ImageLayout.NCHW
 
     @property

@@ -39,7 +39,12 @@ _SHAPES_ONLY = frozenset(
 
 
 def with_products(
-    graph: Graph, precision: Computation, *, for_gpu: bool = False
+    graph: Graph,
+    precision: Computation,
+    *,
+    for_gpu: bool = False,
+    least: int | None = None,
+    grouped: bool = False,
 ) -> tuple[Graph, dict[str, Product]]:
     """Replace operators by library operations.
 
@@ -47,21 +52,28 @@ def with_products(
         graph: whose operators are in the table.
         precision: how products of float32 are computed.
         for_gpu: put channels last where tensor cores compute convolutions.
+        least: multiplications of an operator that becomes a library operation; by default
+            `LEAST_PRODUCTS`.
+        grouped: convolutions with groups become library operations too, but not those that have a
+            kernel for each channel.
 
     Returns:
         The graph, and the operation of each new node by the node's name.
     """
+    least = LEAST_PRODUCTS if least is None else least
     if for_gpu:
-        rewriter = _Rewriter(graph, precision)
+        rewriter = _Rewriter(graph, precision, least, grouped)
         graph = channels_last(graph, rewriter.suits_tensor_cores)
-    graph = dataclasses.replace(graph, nodes=without_attention(graph, LEAST_PRODUCTS))
-    return _Rewriter(graph, precision).rewritten()
+    graph = dataclasses.replace(graph, nodes=without_attention(graph, least))
+    return _Rewriter(graph, precision, least, grouped).rewritten()
 
 
 class _Rewriter:
-    def __init__(self, graph: Graph, precision: Computation) -> None:
+    def __init__(self, graph: Graph, precision: Computation, least: int, grouped: bool) -> None:
         self.graph = graph
         self.precision = precision
+        self.least = least
+        self.grouped = grouped
         self.nodes = {node.name: node for node in graph.nodes}
         types = {**graph.inputs, **{n: c.type for n, c in graph.constants.items()}}
         self.types: dict[str, TensorType] = types
@@ -142,7 +154,7 @@ class _Rewriter:
         *batches, m, k = left.shape
         n, batch = right.shape[-1], math.prod(batches)
         must = node.operator == GEMM
-        if not m * n * k * batch or (m * n * k * batch < LEAST_PRODUCTS and not must):
+        if not m * n * k * batch or (m * n * k * batch < self.least and not must):
             return None
         a = _matrix(left) or self.dense(x, (batch, m, k))
         b = _matrix(right) or self.dense(y, (batch, n, k) if swap else (batch, k, n), swap)
@@ -151,9 +163,11 @@ class _Rewriter:
     def convolution(self, node: Node) -> ConvolutionProduct | None:
         x, weight, bias, *rest = node.arguments
         stride, padding, dilation, transposed, _, groups = rest
-        if transposed or groups != 1 or not self.are_of(node.type.dtype, x, weight):
+        if transposed or not self.are_of(node.type.dtype, x, weight):
             return None
         image, kernel = self.view(x), self.view(weight)
+        if groups != 1 and (not self.grouped or kernel.shape[1] == 1):
+            return None
         if len(kernel.shape) != 4 or len(image.shape) != 4:
             return None
         layout = ImageLayout.NHWC if node.operator == CONVOLUTION_LAST else ImageLayout.NCHW
@@ -161,13 +175,14 @@ class _Rewriter:
         batch, channels, height, width = (image.shape[d] for d in order)
         filters, _, *window = (kernel.shape[d] for d in order)
         strides, around, steps = (_pair(given) for given in (stride, padding, dilation))
-        if math.prod(node.type.shape) * math.prod(kernel.shape[1:]) < LEAST_PRODUCTS:
+        if math.prod(node.type.shape) * math.prod(kernel.shape[1:]) < self.least:
             return None
+        assert isinstance(groups, int)
         dtype = node.type.dtype
         made = ConvolutionProduct(
             self.place(x, image), self.place(weight, kernel), batch, channels, filters,
             (height, width), (window[0], window[1]), strides, around, steps,
-            TYPES[dtype], self.compute(dtype), layout=layout,
+            TYPES[dtype], self.compute(dtype), groups=groups, layout=layout,
         )  # fmt: skip
         if bias is None:
             return made

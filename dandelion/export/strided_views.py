@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -112,6 +113,70 @@ def _groups(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the elements of a view lie, also where no strides can say it.
+
+    Each dimension is a row of smaller ones, each with a size and a stride, the last one counting
+    fastest. So dimensions may be joined that are apart in memory, and divided again.
+
+    Attributes:
+        base: name of the value.
+        dimensions: of the view.
+        offset: of the first element, in elements.
+    """
+
+    base: str
+    dimensions: tuple[tuple[tuple[int, int], ...], ...]
+    offset: int = 0
+
+    @staticmethod
+    def of(view: StridedView) -> Layout:
+        """The layout of a view."""
+        pairs = zip(view.shape, view.strides, strict=True)
+        return Layout(view.base, tuple(((size, stride),) for size, stride in pairs), view.offset)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the view."""
+        return tuple(math.prod(size for size, _ in parts) for parts in self.dimensions)
+
+    def view(self) -> StridedView | None:
+        """The same with strides; None if they cannot say it."""
+        strides = []
+        for parts in self.dimensions:
+            found = _groups(*zip(*parts, strict=True)) if parts else []
+            if len(found) > 1:
+                return None
+            strides.append(found[0][1] if found else 0)
+        return StridedView(self.base, self.shape, tuple(strides), self.offset)
+
+    def reshaped(self, shape: Sequence[int]) -> Layout | None:
+        """Give the same elements another shape; None if sizes do not divide each other."""
+        left = [part for parts in self.dimensions for part in parts if part[0] != 1]
+        made: list[tuple[tuple[int, int], ...]] = []
+        for wanted in reversed(shape):
+            parts: list[tuple[int, int]] = []
+            need = wanted
+            while need > 1:
+                if not left:
+                    return None
+                size, stride = left.pop()
+                if size > need:
+                    if size % need:
+                        return None
+                    left.append((size // need, stride * need))
+                    size = need
+                if need % size:
+                    return None
+                parts.append((size, stride))
+                need //= size
+            made.append(tuple(reversed(parts)) or ((1, 0),))
+        if left or 0 in shape:
+            return None
+        return Layout(self.base, tuple(reversed(made)), self.offset)
+
+
 class ViewTracer:
     """Follows views back to the values that they show.
 
@@ -124,6 +189,35 @@ class ViewTracer:
         self._nodes = nodes
         self._shapes = shapes
         self._known: dict[str, StridedView] = {}
+        self._layouts: dict[str, Layout] = {}
+
+    def layout(self, name: str) -> Layout:
+        """Where the elements of a value lie in the furthest value that it is a view of."""
+        found = self._layouts.get(name)
+        if found is None:
+            found = self._layouts[name] = self._reached(name) or Layout.of(self.view(name))
+        return found
+
+    def _reached(self, name: str) -> Layout | None:
+        node = self._nodes.get(name)
+        if node is None or not node.arguments or not isinstance(node.arguments[0], Reference):
+            return None
+        if node.operator in _SAME_ORDER:
+            return self.layout(node.arguments[0].name).reshaped(node.type.shape)
+        if node.operator in ("aten.permute.default", "aten.permute_copy.default"):
+            origin, order = self.layout(node.arguments[0].name), node.arguments[1]
+            assert isinstance(order, tuple)
+            count = len(origin.dimensions)
+            moved = tuple(origin.dimensions[d % count] for d in order if isinstance(d, int))
+            return Layout(origin.base, moved, origin.offset)
+        before = self.layout(node.arguments[0].name).view()
+        return self._after(node, before)
+
+    def _after(self, node: Node, before: StridedView | None) -> Layout | None:
+        if before is None or node.operator not in _VIEWS:
+            return None
+        moved = _moved(before, node)
+        return None if moved is None or moved.shape != node.type.shape else Layout.of(moved)
 
     def view(self, name: str) -> StridedView:
         """A value as a view of the furthest value that it can be one of; at least of itself."""
@@ -131,7 +225,10 @@ class ViewTracer:
         if found is None:
             node = self._nodes.get(name)
             shape = self._shapes[name] if node is None else node.type.shape
-            found = None if node is None else self._traced(node)
+            reached = self._reached(name)
+            found = None if reached is None else reached.view()
+            if found is None:
+                found = None if node is None else self._traced(node)
             if found is None or found.shape != shape:
                 found = StridedView(name, shape, row_major(shape))
             self._known[name] = found

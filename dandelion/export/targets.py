@@ -55,6 +55,19 @@ class Target:
         return _SHARED_LIMITS_BYTES.get(self.arch)
 
 
+def target_of(device: str) -> Target:
+    """Find a target by a backend and the name of its architecture there: ``cuda:90``.
+
+    Raises:
+        InvalidInput: it is neither like ``cuda:90`` nor like ``hip:gfx942``.
+    """
+    backend, _, number = device.partition(":")
+    arch = f"sm_{number}" if backend == "cuda" else number
+    if _AMD.fullmatch(arch) if backend == "hip" else backend == "cuda" and _NVIDIA.fullmatch(arch):
+        return target_named(arch)
+    raise InvalidInput("target", f"no device '{device}'", "write it like cuda:90 or hip:gfx942")
+
+
 def target_named(arch: str) -> Target:
     """Find a target by the name of its architecture.
 

@@ -278,6 +278,12 @@ def _array(torch: Any, tensor: Any) -> Array:
     return np.array(plain.numpy(), copy=True)
 
 
+def constant_of(tensor: Any) -> Constant:
+    """A tensor with its values as a constant."""
+    kind = TensorType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+    return Constant(kind, _array(load(), tensor))
+
+
 def _part(node: Any) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     paths = [entry[0] for entry in stack.values()]

@@ -6,6 +6,7 @@ The way is: `torch_binding` (torch.export) -> `batch_norm` (folding) -> `stored_
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections import Counter
@@ -21,13 +22,9 @@ from dandelion.blueprint import (
     COMPUTATIONS,
     Blueprint,
     Buffer,
-    BufferPart,
     Computation,
     ElementType,
-    Matrix,
     ceil_div,
-    matrix,
-    part,
     scalar,
     sizeof,
 )
@@ -39,12 +36,16 @@ from dandelion.export.aten import RULES
 from dandelion.export.batch_norm import folded
 from dandelion.export.buckets import Bucket, BucketKernels, checked_batch, joined, single
 from dandelion.export.kernels import Kernels, KernelSource, OperationLaunch
+from dandelion.export.operation_actions import add_operation
 from dandelion.export.packing import Packed, packed
-from dandelion.export.product_records import GemmProduct, Place
+from dandelion.export.peak_document import peak_module
+from dandelion.export.product_records import Place
+from dandelion.export.product_rows import rows_in_order
 from dandelion.export.products import with_products
 from dandelion.export.report import ExportReport
 from dandelion.export.rows import check_rows, with_rows
-from dandelion.export.torch_graph import GETITEM, Constant, Graph, TensorType
+from dandelion.export.targets import Target, target_of
+from dandelion.export.torch_graph import GETITEM, Constant, Graph, TensorType, shapes_of
 from dandelion.function import BATCH_CALLS, Batching, Limits
 from dandelion.progress import ShowProgress, no_progress
 
@@ -84,12 +85,15 @@ def torch_function(
     precision: str = "f32",
     batch: Sequence[int] | None = None,
     batch_wait_s: float = 0.0,
+    route: str = "portable",
+    target: str = "",
     limits: Limits | None = None,
 ) -> FunctionDocument:
     """Describe a PyTorch module as a GPU function; see `export_module` for the arguments."""
     made = export_module(
         name, module, example_inputs, inputs=inputs, outputs=outputs, device=device,
-        precision=precision, batch=batch, batch_wait_s=batch_wait_s, limits=limits,
+        precision=precision, batch=batch, batch_wait_s=batch_wait_s, route=route, target=target,
+        limits=limits,
     )  # fmt: skip
     return made.function
 
@@ -105,14 +109,16 @@ def export_module(
     precision: str = "f32",
     batch: Sequence[int] | None = None,
     batch_wait_s: float = 0.0,
+    route: str = "portable",
+    target: str = "",
     limits: Limits | None = None,
     show: ShowProgress = no_progress,
 ) -> ExportedModule:
     """Describe a PyTorch module as a GPU function, and report on it.
 
-    The document has sources that run on every backend, a blueprint, and the weights. It needs
-    neither torch nor tinygrad where it runs. Shapes are those of the examples; with `batch` calls
-    may have any number of rows in the first dimension. No GPU is needed.
+    The document has kernels, a blueprint, and the weights. It needs none of the tools that made it
+    where it runs. Shapes are those of the examples; with `batch` calls may have any number of rows
+    in the first dimension. No GPU is needed.
 
     Args:
         name: registered name.
@@ -131,13 +137,16 @@ def export_module(
             depends on the same row of the inputs only. Calls that wait are joined up to the largest
             size. None fixes the first dimension, too.
         batch_wait_s: how long a call waits for others while a device is free, in seconds.
+        route: ``portable``: sources that run on every backend; or ``peak``: binaries for `target`,
+            made by torch's compiler, that run on no other device and are faster.
+        target: a backend and an architecture, such as ``cuda:90`` or ``hip:gfx942``.
         limits: what one instance may use.
         show: is told how far it is, see `dandelion.progress.progress`.
 
     Raises:
         InvalidInput: an argument is not valid, or the module is in training mode.
         InvalidFunction: the module cannot be exported; each operator at fault with its line.
-        BackendUnavailable: torch or tinygrad is not installed, or in another version.
+        BackendUnavailable: a tool of the route is not installed, or in another version.
     """
     if device not in ("gpu", "cpu"):
         raise InvalidInput("device", f"no kind of device '{device}'", "use gpu or cpu")
@@ -145,15 +154,20 @@ def export_module(
     if precision not in known:
         raise InvalidInput("precision", f"no precision '{precision}'", f"use {', '.join(known)}")
     sizes = checked_batch(batch)
+    peak = _peak_target(route, target, bool(sizes))
     began = time.monotonic()
     made: list[tuple[int, Kernels, Mapping[str, Constant]]] = []
     for rows in sizes or (0,):
         show(0, 0, f"graph for {rows} rows" if rows else "graph")
         examples = with_rows(example_inputs, rows) if rows else example_inputs
         graph = torch_binding.graph_of(module, examples, outputs, inputs)
-        _check(graph)
-        computation = Computation(precision)
-        rewritten, products = with_products(folded(graph), computation, for_gpu=device == "gpu")
+        _check_names(graph)
+        if peak is not None:
+            return _peak_module(name, graph, Computation(precision), peak, limits, show, began)
+        _check_operators(graph)
+        rewritten, products = with_products(
+            rows_in_order(folded(graph)), Computation(precision), for_gpu=device == "gpu"
+        )
         kernels = tinygrad_binding.kernels_of(rewritten, device == "gpu", products, show)
         made.append((rows, kernels, rewritten.constants))
     if sizes:
@@ -162,7 +176,7 @@ def export_module(
     used = {n for bucket in whole.buckets for one in bucket.launches for n in one.buffers}
     weights = packed(whole.constants, used, {*whole.inputs, *whole.outputs, *whole.buffers})
     function = _function(name, whole, weights, limits, batch_wait_s)
-    report = _report(graph, whole, weights, function, time.monotonic() - began)
+    report = _portable_report(graph, whole, weights, function, began)
     return ExportedModule(function, report, tuple(whole.inputs), tuple(whole.outputs))
 
 
@@ -205,35 +219,69 @@ def _declared(found: TensorType, any_rows: bool) -> str:
     return text_of(found.dtype, (-1, *found.shape[1:]) if any_rows else found.shape)
 
 
-def _report(
-    graph: Graph, kernels: BucketKernels, weights: Packed, function: FunctionDocument,
-    export_s: float,
-) -> ExportReport:  # fmt: skip
+def _peak_target(route: str, target: str, has_sizes: bool) -> Target | None:
+    """The architecture of the route; None if it is for all."""
+    if route not in ("portable", "peak"):
+        raise InvalidInput("route", f"no route '{route}'", "use portable or peak")
+    if route == "peak":
+        if has_sizes:
+            hint = "export one function for each size, or use the portable route"
+            raise InvalidInput("batch", "the route peak has fixed shapes", hint)
+        return target_of(target)
+    if target:
+        raise InvalidInput("target", "the portable route is for all devices", "use route peak")
+    return None
+
+
+def _peak_module(
+    name: str, graph: Graph, precision: Computation, target: Target, limits: Limits | None,
+    show: ShowProgress, began: float,
+) -> ExportedModule:  # fmt: skip
+    made = peak_module(name, graph, precision, target, limits, show)
+    counts = (made.kernels, made.launches, made.library_operations)
+    report = _report(graph, made.function, counts, made.static_bytes, made.buffer_bytes, began)
+    return ExportedModule(made.function, report, tuple(graph.inputs), tuple(graph.outputs))
+
+
+def _portable_report(
+    graph: Graph, kernels: BucketKernels, weights: Packed, function: FunctionDocument, began: float
+) -> ExportReport:
     """Count; of several buckets, what is counted by call is that of the largest."""
     launches = kernels.buckets[-1].launches
     used = {name for launch in launches for name in launch.buffers}
+    own_bytes = sum(size for buffer, size in kernels.buffers.items() if buffer in used)
+    ends = (*kernels.inputs.values(), *kernels.outputs.values())
+    operations = sum(isinstance(one, OperationLaunch) for one in launches)
+    counts = (len(kernels.sources), len(launches), operations)
+    buffer_bytes = own_bytes + sum(kind.size_bytes for kind in ends)
+    return _report(graph, function, counts, weights.size_bytes, buffer_bytes, began, kernels.rows)
+
+
+def _report(
+    graph: Graph, function: FunctionDocument, counts: tuple[int, int, int], static_bytes: int,
+    buffer_bytes: int, began: float, rows: tuple[int, ...] = (),
+) -> ExportReport:  # fmt: skip
     operators = Counter(n.operator for n in graph.nodes if n.operator != GETITEM)
     read = {name for node in graph.nodes for name in node.inputs()}
     (code,) = function.code
     parts = (code.main, *code.files.values())
-    own_bytes = sum(size for buffer, size in kernels.buffers.items() if buffer in used)
-    ends = (*kernels.inputs.values(), *kernels.outputs.values())
+    kernels, launches, operations = counts
     return ExportReport(
         operators={n.removeprefix("aten."): count for n, count in operators.items()},
-        kernels=len(kernels.sources),
-        launches=len(launches),
-        library_operations=sum(isinstance(one, OperationLaunch) for one in launches),
+        kernels=kernels,
+        launches=launches,
+        library_operations=operations,
         weight_bytes=sum(c.type.size_bytes for n, c in graph.constants.items() if n in read),
-        static_bytes=weights.size_bytes,
-        buffer_bytes=own_bytes + sum(kind.size_bytes for kind in ends),
+        static_bytes=static_bytes,
+        buffer_bytes=buffer_bytes,
         source_bytes=sum(len(content(part).bytes()) for part in parts),
-        export_s=export_s,
-        rows=kernels.rows,
+        export_s=time.monotonic() - began,
+        rows=rows,
     )
 
 
-def _check(graph: Graph) -> None:
-    """Refuse operators that are not in the table, all at once, and names that sets cannot have."""
+def _check_operators(graph: Graph) -> None:
+    """Refuse operators that are not in the table, all at once."""
     problems = []
     for node in graph.nodes:
         if node.operator in RULES or node.operator == GETITEM:
@@ -247,15 +295,25 @@ def _check(graph: Graph) -> None:
                 nearest=nearest(node.operator, RULES) or "",
             )
         )
+    if problems:
+        raise InvalidFunction(tuple(problems))
+
+
+def _check_names(graph: Graph) -> None:
+    """Refuse names that sets cannot have, and inputs without elements."""
+    problems = []
     for kind, names in (("inputs", graph.inputs), ("outputs", graph.outputs)):
         for name in names:
             if not _IDENTIFIER.fullmatch(name):
                 raise InvalidInput(f"{kind}.{name}", "it is not an identifier", "name the outputs")
             if kind == "outputs" and name in graph.inputs:
                 raise InvalidInput(f"outputs.{name}", "an input has this name", "name the outputs")
-    for name, kind_of in graph.inputs.items():
-        if not kind_of.elements:
-            problems.append(Problem("empty", "it has no elements", f"inputs.{name}"))
+    types = shapes_of(graph)
+    results = {name: types[value] for name, value in graph.outputs.items() if value in types}
+    for kind, found in (("inputs", graph.inputs), ("outputs", results)):
+        for name, kind_of in found.items():
+            if not kind_of.elements:
+                problems.append(Problem("empty", "it has no elements", f"{kind}.{name}"))
     if problems:
         raise InvalidFunction(tuple(problems))
 
@@ -297,7 +355,8 @@ def _add_launches(
     sources = {kernel.name: kernel for kernel in kernels.sources}
     for launch in bucket.launches:
         if isinstance(launch, OperationLaunch):
-            _add_operation(built, launch, weights)
+            at = functools.partial(_operand, built, launch, weights)
+            add_operation(built, launch.product, built[launch.buffers[0]], at)
             continue
         arguments: list[ArgumentLike] = []
         for buffer, offset in zip(launch.buffers, sources[launch.kernel].offset, strict=True):
@@ -308,47 +367,13 @@ def _add_launches(
         built.launch(launch.kernel, arguments, grid=launch.grid, block=launch.block)
 
 
-def _add_operation(built: Blueprint, launch: OperationLaunch, weights: Packed) -> None:
-    """Write a library operation."""
-    product = launch.product
-
-    def at(place: Place) -> tuple[Buffer, int]:
-        group, start = weights.places.get(launch.of[place.value], (launch.of[place.value], 0))
-        return built[group], (start + place.offset) * product.dtype.size_bytes
-
-    def part_of(place: Place | None) -> BufferPart | None:
-        return None if place is None else part(*at(place))
-
-    def matrix_of(place: Place) -> Matrix:
-        buffer, offset = at(place)
-        stride = place.batch_stride if isinstance(product, GemmProduct) else 0
-        return matrix(
-            buffer, offset=offset, transposed=place.transposed, ld=place.ld,
-            batch_stride=stride if stride or batch > 1 else None,
-        )  # fmt: skip
-
-    batch = product.batch
-    out = built[launch.buffers[0]]
-    names = {
-        "dtype": product.dtype.value, "compute": product.compute.value,
-        "activation": product.activation.value,
-    }  # fmt: skip
-    if isinstance(product, GemmProduct):
-        built.gemm(
-            matrix_of(product.a), matrix_of(product.b), out, m=product.m, n=product.n,
-            k=product.k, batch=batch, c=None if product.c is None else matrix_of(product.c),
-            alpha=product.alpha, beta=product.beta if product.c else None,
-            bias=part_of(product.bias), bias_axis=product.bias_axis.value, **names,
-        )  # fmt: skip
-        return
-    built.convolution(
-        part(*at(product.image)), part(*at(product.weight)), out, batch=batch,
-        channels=product.channels, size=product.size, filters=product.filters,
-        kernel=product.kernel, stride=product.stride, padding=product.padding,
-        dilation=product.dilation, addend=part_of(product.c), bias=part_of(product.bias),
-        layout=product.layout.value, dtype=names["dtype"], compute=names["compute"],
-        activation=names["activation"],
-    )  # fmt: skip
+def _operand(
+    built: Blueprint, launch: OperationLaunch, weights: Packed, place: Place
+) -> tuple[Buffer, int]:
+    """The buffer of an operand, and its first element there in bytes."""
+    value = launch.of[place.value]
+    group, start = weights.places.get(value, (value, 0))
+    return built[group], (start + place.offset) * launch.product.dtype.size_bytes
 
 
 def _access(kernel: KernelSource) -> list[str]:

@@ -133,6 +133,12 @@ class Graph:
     outputs: Mapping[str, str]
 
 
+def shapes_of(graph: Graph) -> dict[str, TensorType]:
+    """Types of all inputs, constants and single results of a graph, by name."""
+    types = {**graph.inputs, **{name: constant.type for name, constant in graph.constants.items()}}
+    return types | {node.name: node.type for node in graph.nodes if node.single}
+
+
 def references(arguments: Iterable[Argument]) -> Iterator[str]:
     """Names that arguments refer to, in nested lists too."""
     for argument in arguments:

@@ -10,9 +10,11 @@ Source: triton 3.6, ``triton/compiler/compiler.py`` and ``triton/backends/*/driv
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ VERSION = "3.6"
 ALIGNMENT = 16
 """Pointers and integers that are known to be multiples of it are loaded and stored as vectors."""
 
+_VARIABLE = re.compile(r"^\.global [^;={]*?(?P<name>[\w$]+)(\[\d*\])?( = [^;]*)?;\n", re.MULTILINE)
 _REFUSED = {
     "num_ctas": "clusters of blocks are not supported; leave it out, each block runs by itself",
     "launch_cooperative_grid": "a launch cannot wait for all of its blocks; use two kernels",
@@ -204,8 +207,7 @@ def compile_kernel(
     try:
         source = compiler.ASTSource(kernel.function, dict(signature), dict(constants), attributes)
         gpu = backends.GPUTarget(target.backend, target.number, target.warp_threads)
-        with triton.knobs.compilation.scope():  # binaries must not have paths of this machine
-            triton.knobs.compilation.disable_line_info = True
+        with _own_settings(triton):
             made = triton.compile(source, target=gpu, options=dict(options))
         operations = _operations(made.asm["ttir"], gpu)
     except Exception as error:  # the compiler raises errors of every class, also assertions
@@ -220,6 +222,44 @@ def compile_kernel(
         int(metadata.num_warps) * target.warp_threads, int(metadata.shared),
         int(getattr(metadata, "global_scratch_size", 0)), operations,
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _own_settings(triton: Any) -> Iterator[None]:
+    """Settings of the compiler while it compiles for us; nothing stays in its cache."""
+    knobs = triton.knobs
+    with contextlib.ExitStack() as stack:
+        for part in (knobs.compilation, knobs.runtime, knobs.cache):
+            stack.enter_context(part.scope())
+        knobs.cache.dir = stack.enter_context(tempfile.TemporaryDirectory())
+        knobs.compilation.always_compile = True  # the cache does not know of our stage
+        knobs.compilation.disable_line_info = True  # binaries must not have paths of this machine
+        knobs.runtime.add_stages_inspection_hook = _with_plain_ptx
+        yield
+
+
+def _with_plain_ptx(*given: Any) -> tuple[str, str] | None:
+    """Add a stage of ours to the compiler's; without arguments, the name of that in its cache."""
+    if not given:
+        return "without unused variables", "1"
+    _, stages, *_ = given
+    made = stages.get("ptx")
+    if made is not None:
+        stages["ptx"] = lambda source, metadata: without_unused_variables(made(source, metadata))
+    return None
+
+
+def without_unused_variables(ptx: str) -> str:
+    """Remove variables that no kernel refers to from the text of a module.
+
+    NVIDIA's library of mathematics leaves the name of a compiler's option there. A module with
+    variables is loaded afresh for each call, since they may carry data to the next one.
+    """
+
+    def kept(found: re.Match[str]) -> str:
+        return found[0] if ptx.count(found["name"]) > 1 else ""
+
+    return _VARIABLE.sub(kept, ptx)
 
 
 def _operations(text: str, gpu: Any) -> tuple[Operation, ...]:

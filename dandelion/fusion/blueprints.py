@@ -239,7 +239,7 @@ def _mapped(action: Action, size: Callable[[Size], Size]) -> Action:
     def argument(given: Argument) -> Argument:
         if isinstance(given, Scalar) and not isinstance(given.value, int | float):
             return Scalar(given.dtype, size(given.value))
-        return given
+        return Ptr(given.buffer, size(given.offset)) if isinstance(given, Ptr) else given
 
     launch = action.launch
     sizes = {name: size(getattr(launch, name)) for name in launch.__struct_fields__}
@@ -280,7 +280,7 @@ def _action(
         case Gemm() | Conv2d():
             return mapped_operation(action, buffer, lambda size: _size(size, buffer, integer))
     assert isinstance(action, ExecKernel), "functions with choices are not fused"
-    args = tuple(Ptr(buffer(a.buffer)) if isinstance(a, Ptr) else a for a in action.args)
+    args = tuple(Ptr(buffer(a.buffer), a.offset) if isinstance(a, Ptr) else a for a in action.args)
     renamed = ExecKernel(kernel(action.kernel), args, action.launch)
     return _mapped(renamed, lambda size: _size(size, buffer, integer))
 
