@@ -63,12 +63,27 @@ def assigned(module: Any, caught: Sequence[warnings.WarningMessage]) -> Iterator
     """Find the attributes that a call of the module changes, of which torch only warns."""
     for warning in caught:
         found = _ASSIGNED.search(str(warning.message))
-        if found:
-            message = f"it changes '{found['names']}', which would be lost"
+        names = found["names"].split(", ") if found else []
+        names = [name for name in names if not _is_of_torch(module, name)]
+        if names:
+            message = f"it changes '{', '.join(names)}', which would be lost"
             expected = "a module that returns its results and changes nothing"
             code = type(module).forward.__code__
             where = f"{code.co_filename}:{code.co_firstlineno}"
             yield Problem("mutation", message, where, expected=expected)
+
+
+def _is_of_torch(module: Any, name: str) -> bool:
+    """Tell whether an attribute belongs to a module of torch itself.
+
+    Such as the list of an LSTM's weights, which `torch.export` replaces while it runs the module.
+    """
+    path = name.removeprefix("self.").rpartition(".")[0]
+    try:
+        owner = module.get_submodule(path)
+    except AttributeError:
+        return False
+    return type(owner).__module__.startswith("torch.nn.")
 
 
 def refused(torch: Any, program: Any) -> Iterator[Problem]:
