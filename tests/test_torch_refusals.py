@@ -131,7 +131,7 @@ CASES: list[tuple[Callable[[], nn.Module], str]] = [
     (Unknown, "aten.special_bessel_j0.default is not supported"),
     (Custom, "dandelion_tests.twice.default is not supported"),
     (Draws, "aten.rand_like.default is not supported"),
-    (Quantised, "aten.quantize_per_tensor.default is not supported"),
+    (Quantised, "quantize_per_tensor"),
     (Sparse, "aten._to_sparse.default is not supported"),
     (Numpy, "numpy"),
 ]
