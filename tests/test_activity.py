@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -81,7 +82,7 @@ def test_quantiles_are_right_to_an_eighth(durations: list[int], part: float) -> 
     for duration in durations:
         counts.measured(duration)
     ordered = sorted(durations)
-    exact = ordered[max(0, -(-int(part * len(ordered) * 1000) // 1000) - 1)]
+    exact = ordered[max(0, math.ceil(part * len(ordered)) - 1)]
     near = [d for d in ordered if abs(counts.quantile_ns(part) - d) <= max(1, d / 8)]
     assert near
     assert min(near) <= exact * 1.3 + 2
