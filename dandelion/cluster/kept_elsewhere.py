@@ -216,11 +216,11 @@ class KeptElsewhere:
     async def answer(self, question: Operation) -> Answer:
         """Answer a question of another node, about what this one runs."""
         if isinstance(question, FetchResult) and self.service is not None:
+            if self.service.lives.find(question.id, question.tenant) is None:
+                return Answer(encode_kept(self._not_here(question)))
             try:
                 outcome = await self.service.result(question.id, question.tenant)
                 return Answer(encode_kept(Told(result=True)), encode_sets(outcome.sets))
-            except Unknown:
-                return Answer(encode_kept(self._not_here(question)))
             except DandelionError as error:
                 return Answer(encode_kept(Told(error=error.record())))
         return Answer(encode_kept(await self._told(question)))

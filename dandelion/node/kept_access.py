@@ -88,12 +88,9 @@ class NodeKept:
         return await self._here(self._result(id_, tenant))
 
     async def _result(self, id_: str, tenant: str) -> KeptOutcome:
-        while True:
-            try:
+        while True:  # an invocation may itself have failed with `Unknown`
+            if self._cluster is None or self._service.lives.find(id_, tenant) is not None:
                 return await self._service.result(id_, tenant)
-            except Unknown:
-                if self._cluster is None:
-                    raise
             found = await self._cluster.elsewhere.result(id_, tenant)
             if found is not None:
                 return found

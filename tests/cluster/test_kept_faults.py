@@ -24,6 +24,7 @@ from dandelion.cluster.kept_copies import KeptCopies, mark_of
 from dandelion.cluster.kept_journals import KeptJournals
 from dandelion.cluster.kept_takeover import KeptTakeover
 from dandelion.cluster.membership import Membership
+from dandelion.driver import Call, Engine, InstanceSets
 from dandelion.errors import DiskFull, Unknown
 from dandelion.node import Node
 from dandelion.node.invocation import Invocation
@@ -217,6 +218,22 @@ def test_a_name_that_comes_after_the_takeover_is_no_failure(
         wait_until(lambda: list_all(again) == [made.id])
         assert text_of(again.submitted(made.id).result(10)["y"]) == "one"
     assert not missing
+
+
+def test_an_invocation_that_failed_as_something_is_unknown_is_no_unknown_invocation() -> None:
+    """A node that took one for the other asked itself for ever, and its loop stood still."""
+
+    def run(engine: Engine, call: Call) -> InstanceSets:
+        raise Unknown("library", "missing")
+
+    with nodes([[scripted(run)], [scripted(run)]]) as (a, b):
+        a.register(function("work"))
+        wait_until(lambda: len(b.records()) == 1)
+        made = a.submit("work", x=b"one")
+        wait_until(lambda: made.state().has_ended)
+        for node in (b, a):
+            with pytest.raises(Unknown, match="missing"):
+                node.submitted(made.id).result(5)
 
 
 def test_a_node_that_cannot_end_its_connections_in_time_leaves_no_task(
