@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -19,11 +20,15 @@ from dandelion.cluster import (
     doors,
     kept_journals,
     kept_takeover,
+    questions,
 )
 from dandelion.cluster.kept_copies import KeptCopies, mark_of
 from dandelion.cluster.kept_journals import KeptJournals
 from dandelion.cluster.kept_takeover import KeptTakeover
 from dandelion.cluster.membership import Membership
+from dandelion.cluster.messages import Question, Reply
+from dandelion.cluster.questions import Answer, Questions
+from dandelion.data import Bytes
 from dandelion.driver import Call, Engine, InstanceSets
 from dandelion.errors import DiskFull, Unknown
 from dandelion.node import Node
@@ -234,6 +239,28 @@ def test_an_invocation_that_failed_as_something_is_unknown_is_no_unknown_invocat
         for node in (b, a):
             with pytest.raises(Unknown, match="missing"):
                 node.submitted(made.id).result(5)
+
+
+def test_too_many_callers_that_wait_end_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "QUESTIONS_LIMIT", 1)
+    asked: list[bytes] = []
+
+    async def answer(peer: str, content: bytes, data: Bytes) -> Answer:
+        asked.append(content)
+        await asyncio.sleep(60)
+        return Answer(b"")
+
+    async def run() -> None:
+        control, exchange = Mock(), Mock()
+        made = Questions("b:1", control, exchange, answer)
+        made.received(Question(1, b"first"), None)
+        await asyncio.sleep(0)
+        made.received(Question(2, b"second"), None)
+        control.send.assert_called_once_with(Reply(2, b""))
+        assert asked == [b"first"]
+        made.close("the end")
+
+    asyncio.run(run())
 
 
 def test_a_node_that_cannot_end_its_connections_in_time_leaves_no_task(
