@@ -91,14 +91,14 @@ class Cluster(NodeSide, Departure):
         others = [peer for peer in settings.peers if peer != self.name]
         self.incarnation = time.time_ns()
         self.voters = tuple(sorted(set(settings.peers))) or (self.name,)
-        known = self.voters
+        keepers = self.voters
         if settings.store:  # all nodes name the same, and need not name the same peers
-            self.voters = (f"store {settings.store}",)
+            self.voters, keepers = (f"store {settings.store}",), (self.name,)
         if discovery is not None and not settings.peers and not settings.store:
             self._socket.close()
             hint = "give the same addresses to all nodes with --peers: they vote on its changes"
             raise InvalidInput("peers", "no node keeps the catalogue", hint)
-        self._membership = Membership(self.name, others, known)
+        self._membership = Membership(self.name, others, keepers)
         self._placement = Placement(self.name)
         self._links: dict[str, OutLink] = {}
         self._in_links: dict[str, InLink] = {}
@@ -111,8 +111,9 @@ class Cluster(NodeSide, Departure):
         self._sent = self._lost = self._served = self._sent_bytes = self._received_bytes = 0
         self._has_majority = threading.Event()
         self.thread = self._wanted = 0
-        keepers = (self.name,) if settings.store else self.voters
-        self._kept = KeptKeeper(self.name, keepers, self._membership, self._links, self._spawn)
+        self._kept = KeptKeeper(
+            self.name, keepers, bool(settings.store), self._membership, self._links, self._spawn
+        )
         self.elsewhere = self._kept.elsewhere
         self._to_close: list[Callable[[], None]] = []
         self._listens = False
@@ -153,7 +154,7 @@ class Cluster(NodeSide, Departure):
         self._to_close = [self._log.close]
         self.catalog.propose = lambda command: self._post(partial(self._propose, command))
         self._engines = RemoteEngines(parts.runtime, self.around, self._placement, self._links)
-        self._kept.start(parts.kept)
+        self._kept.start(parts.kept, lambda: self.catalog.blocked is None)
         self._door = Door(self._settings, self, self, self._exchange)
         self._spawn(self._door.listen(self._socket))
         self._listens = True

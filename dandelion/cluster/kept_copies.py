@@ -28,6 +28,8 @@ JOURNALS_LIMIT = 10_000
 """Journals without records beyond these are forgotten, the oldest first."""
 
 Version = tuple[Ballot, int]
+Before = dict[str, KeptRecord | None]
+"""What was here of some invocations before something was written, by id."""
 
 
 def holder_of(ballot: Ballot) -> str:
@@ -132,20 +134,34 @@ class KeptCopies:
         self._dropped[id_] = version, journal
         if len(self._dropped) > DROPPED_LIMIT:
             self._dropped.popitem(last=False)
-        self.forget([id_])
+        self._forget(id_)
         return True
 
-    def forget(self, ids: Iterable[str]) -> None:
-        """Drop records that the store does not have."""
-        for id_ in ids:
-            record = self.records.pop(id_, None)
-            if record is None:
-                continue
-            journal = mark_of(record).journal
-            mine = self._journals[journal]
-            del mine[id_]
-            if not mine:
-                del self._journals[journal]
+    def restore(self, id_: str, failed: KeptRecord | None, before: KeptRecord | None) -> None:
+        """Take back what the store could not write, if nothing newer is here.
+
+        Args:
+            id_: of the invocation.
+            failed: the version that was put; None if it was dropped.
+            before: what the store still has.
+        """
+        if self.records.get(id_) is not failed:
+            return
+        self._forget(id_)
+        if before is not None:
+            self._dropped.pop(id_, None)
+            self.records[id_] = before
+            self._journals.setdefault(mark_of(before).journal, {})[id_] = None
+
+    def _forget(self, id_: str) -> None:
+        record = self.records.pop(id_, None)
+        if record is None:
+            return
+        journal = mark_of(record).journal
+        mine = self._journals[journal]
+        del mine[id_]
+        if not mine:
+            del self._journals[journal]
 
     def dropped(self, journal: str) -> dict[str, Version]:
         """Return what was dropped of a journal."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -23,6 +23,8 @@ from dandelion.cluster.kept_copies import KeptCopies, holder_of, mark_of
 from dandelion.cluster.kept_messages import (
     CancelKept,
     FetchResult,
+    FindKey,
+    Keyed,
     ListKept,
     Operation,
     Told,
@@ -50,33 +52,56 @@ class KeptElsewhere:
     Args:
         copies: of this node.
         membership, links: the other nodes.
+        asked: names of the nodes that have copies, if this one has not; None if each node has
+            copies of its own invocations only.
 
     Attributes:
         service: of this node, once it has started.
     """
 
     def __init__(
-        self, copies: KeptCopies, membership: Membership, links: Mapping[str, OutLink]
+        self,
+        copies: KeptCopies,
+        membership: Membership,
+        links: Mapping[str, OutLink],
+        asked: Sequence[str] | None,
     ) -> None:
         self._copies = copies
         self._membership = membership
         self._links = links
+        self._asked = asked
         self.service: KeptService | None = None
 
     # --- asking -----------------------------------------------------------------------------------
 
-    def earlier(self, tenant: str, key: str, digest: str) -> str | None:
-        """Return the id of an invocation with an idempotency key that another node accepted.
+    async def earlier(self, tenant: str, key: str, digest: str) -> str | None:
+        """Return the id of an invocation with an idempotency key that a node accepted.
 
         Raises:
             KeyReused: its request was different.
         """
+        found = self.keyed(tenant, key)
+        if not found.id and self._asked != ():
+            names = self._links if self._asked is None else self._asked
+            links = [self._links[name] for name in names if name in self._links]
+            asked = [self._ask_key(link, FindKey(tenant, key)) for link in links]
+            found = next((one for one in await asyncio.gather(*asked) if one.id), found)
+        if found.id and found.digest != digest:
+            raise KeyReused(key, found.id)
+        return found.id or None
+
+    def keyed(self, tenant: str, key: str) -> Keyed:
+        """Find the invocation of an idempotency key among the copies here."""
         record = self._copies.with_key(tenant, key)
-        if record is None:
-            return None
-        if record.digest != digest:
-            raise KeyReused(key, record.id)
-        return record.id
+        return Keyed() if record is None else Keyed(record.id, record.digest)
+
+    async def _ask_key(self, link: OutLink, question: FindKey) -> Keyed:
+        try:
+            async with asyncio.timeout(OLDER_S):
+                content, _ = await link.questions.ask(encode_kept(question))
+            return decode_answer(content, Keyed)
+        except (DandelionError, BadPeer, TimeoutError):
+            return Keyed()
 
     async def watch(
         self, id_: str, tenant: str, *, after: str, wait_s: float, end: bool
@@ -139,12 +164,18 @@ class KeptElsewhere:
                     raise from_record(told.error)
                 elif told.watched or told.view or told.result:
                     return told, data
-            if not is_known and self._membership.has_majority:
+            if not is_known and self._knows_all:
                 raise Unknown("invocation", question.id[:64])
             if time.monotonic() - began_s > max(FIND_S, wait_s):
                 reason = f"no node that this one can reach runs invocation {question.id[:64]} now"
                 raise CatalogUnavailable("cluster", reason, "ask again, or ask another node")
             await asyncio.sleep(PAUSE_S)
+
+    @property
+    def _knows_all(self) -> bool:
+        """Whether an invocation that no node answers for does not exist."""
+        members = self._membership
+        return members.sees_all if self._asked is None else members.has_majority
 
     def _holder(self, id_: str) -> OutLink | None:
         record = self._copies.records.get(id_)
@@ -185,11 +216,11 @@ class KeptElsewhere:
     async def answer(self, question: Operation) -> Answer:
         """Answer a question of another node, about what this one runs."""
         if isinstance(question, FetchResult) and self.service is not None:
+            if self.service.lives.find(question.id, question.tenant) is None:
+                return Answer(encode_kept(self._not_here(question)))
             try:
                 outcome = await self.service.result(question.id, question.tenant)
                 return Answer(encode_kept(Told(result=True)), encode_sets(outcome.sets))
-            except Unknown:
-                return Answer(encode_kept(self._not_here(question)))
             except DandelionError as error:
                 return Answer(encode_kept(Told(error=error.record())))
         return Answer(encode_kept(await self._told(question)))

@@ -20,7 +20,7 @@ import msgspec
 from dandelion.asynchronous.records import Ballot, KeptMark, KeptRecord
 from dandelion.asynchronous.store import Drop, KeptStore, Part, Put, StoreStep
 from dandelion.cluster.handshake import BadPeer
-from dandelion.cluster.kept_copies import KeptCopies, data_part, first_ballot, mark_of
+from dandelion.cluster.kept_copies import Before, KeptCopies, data_part, first_ballot, mark_of
 from dandelion.cluster.kept_messages import (
     CopyStep,
     Offer,
@@ -40,6 +40,8 @@ GROUP_BYTES = 4 << 20
 """So many records, or about so many bytes, are sent at once to a voter that lacks them."""
 QUEUE_LIMIT = 64
 """Entries that wait for one voter; one that is slower is offered everything anew."""
+JOURNAL_RECORDS = 4000
+"""After so many invocations a node begins another journal: all that one has fits into a message."""
 PAUSE_S = 0.25
 
 log = logging.getLogger("dandelion.cluster")
@@ -115,6 +117,7 @@ class KeptJournals:
 
     def _begin_journal(self) -> None:
         self._count += 1
+        self._in_own = 0
         self._own = f"{self._token}#{self._count}"
         self.held[self._own] = first_ballot(self._own)
 
@@ -129,12 +132,15 @@ class KeptJournals:
         """Use the store in its thread, behind everything that was begun before."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    async def store(self, steps: Sequence[StoreStep]) -> None:
-        """Write to the store; raises as that. Copies that cannot be stored are forgotten."""
+    async def store(self, steps: Sequence[StoreStep], before: Before) -> None:
+        """Write to the store; raises as that. Then copies are again what they were before."""
         try:
             await self.run(partial(self._inner.write, list(steps)))
         except Exception as error:
-            self._copies.forget(s.record.id for s in steps if isinstance(s, Put))
+            last = {s.record.id if isinstance(s, Put) else s.id: s for s in steps}
+            for id_, step in last.items():
+                failed = step.record if isinstance(step, Put) else None
+                self._copies.restore(id_, failed, before[id_])
             raise to_dandelion_error(error, "store") from None
 
     def close(self) -> None:
@@ -151,12 +157,13 @@ class KeptJournals:
         """
         entries: list[Entry] = []
         local: list[StoreStep] = []
+        before: Before = {}
         for step in steps:
             id_ = step.record.id if isinstance(step, Put) else step.id
             known = self._copies.records.get(id_)
             if known is None and isinstance(step, Drop):
                 continue
-            journal = self._own if known is None else mark_of(known).journal
+            journal = self._new_in() if known is None else mark_of(known).journal
             ballot = self.held.get(journal)
             if ballot is None:
                 if isinstance(step, Drop):
@@ -164,12 +171,20 @@ class KeptJournals:
                 raise taken_over()
             if not entries or entries[-1].journal != journal:
                 entries.append(Entry(journal, ballot))
+            before.setdefault(id_, known)
             local.append(self._added(entries[-1], step, known))
         for entry in entries:
             self._publish(entry)
         if local:
-            self._spawn(self._stored(local, entries))
+            self._spawn(self._stored(local, before, entries))
         return [entry.done for entry in entries]
+
+    def _new_in(self) -> str:
+        """Return the journal of a new invocation."""
+        if self._in_own >= JOURNAL_RECORDS:
+            self._begin_journal()
+        self._in_own += 1
+        return self._own
 
     def _added(self, entry: Entry, step: StoreStep, known: KeptRecord | None) -> StoreStep:
         """Add a step to an entry; return what this node's store does."""
@@ -192,9 +207,11 @@ class KeptJournals:
         entry.chunks += step.chunks
         return Put(record, step.part, step.chunks)
 
-    async def _stored(self, local: Sequence[StoreStep], entries: Iterable[Entry]) -> None:
+    async def _stored(
+        self, local: Sequence[StoreStep], before: Before, entries: Iterable[Entry]
+    ) -> None:
         try:
-            await self.store(local)
+            await self.store(local, before)
         except DandelionError as error:
             for entry in entries:
                 self._fail(entry, error)
@@ -242,10 +259,12 @@ class KeptJournals:
         """
         self.held[journal] = ballot
         kept = {record.id for record, _ in found}
+        before: Before = {id_: self._copies.records.get(id_) for id_ in kept}
         local: list[StoreStep] = []
         for id_ in self._copies.ids(journal):
             if id_ not in kept:
                 self._step += 1
+                before[id_] = self._copies.records.get(id_)
                 self._copies.drop(journal, id_, (ballot, self._step))
                 local.append(Drop(id_))
         records = []
@@ -258,7 +277,7 @@ class KeptJournals:
             local.append(Put(records[-1], part, () if data is None else (data,)))
         entry = Entry(journal, ballot)
         self._open[entry] = None
-        await self._stored(local, [entry])
+        await self._stored(local, before, [entry])
         for follower in self._followers.values():
             follower.queue.append(entry)
             follower.more.set()

@@ -17,13 +17,14 @@ import msgspec
 from dandelion.asynchronous.records import KeptMark, KeptRecord
 from dandelion.asynchronous.store import Drop, KeptStore, Part, Put, StoreStep
 from dandelion.cluster.handshake import BadPeer
-from dandelion.cluster.kept_copies import KeptCopies, data_part, mark_of
+from dandelion.cluster.kept_copies import Before, KeptCopies, data_part, mark_of
 from dandelion.cluster.kept_elsewhere import KeptElsewhere
 from dandelion.cluster.kept_journals import KeptJournals, taken_over
 from dandelion.cluster.kept_messages import (
     Asked,
     AskLife,
     DataOf,
+    FindKey,
     Life,
     Offer,
     Prepare,
@@ -56,6 +57,7 @@ class KeptKeeper:
     Args:
         name: of this node.
         voters: names of all voters, which have copies.
+        apart: each node has copies of its own invocations only.
         membership, links: the other nodes.
         spawn: has something done in the background, on the loop.
 
@@ -67,6 +69,7 @@ class KeptKeeper:
         self,
         name: str,
         voters: Sequence[str],
+        apart: bool,
         membership: Membership,
         links: Mapping[str, OutLink],
         spawn: Callable[[Coroutine[None, None, None]], None],
@@ -82,7 +85,8 @@ class KeptKeeper:
         self._journals: KeptJournals | None = None
         self._takeover: KeptTakeover | None = None
         self._service: KeptService | None = None
-        self.elsewhere = KeptElsewhere(self._copies, membership, links)
+        asked = None if apart else () if name in voters else voters
+        self.elsewhere = KeptElsewhere(self._copies, membership, links, asked)
 
     # --- the node's side --------------------------------------------------------------------------
 
@@ -121,8 +125,13 @@ class KeptKeeper:
 
         return ReplicatedKeptStore(store, begin, give_up, journals.close)
 
-    def start(self, service: KeptService) -> None:
-        """Begin; `wrap` was called."""
+    def start(self, service: KeptService, is_current: Callable[[], bool]) -> None:
+        """Begin; `wrap` was called.
+
+        Args:
+            service: of the node.
+            is_current: whether its catalogue follows that of the cluster.
+        """
         assert self._journals is not None, "the node has wrapped its store"
         self._service = service
         self.elsewhere.service = service
@@ -135,6 +144,7 @@ class KeptKeeper:
             self._links,
             self._lives,
             service.adopt,
+            is_current,
             self._spawn,
         )
 
@@ -200,6 +210,8 @@ class KeptKeeper:
             return Answer(encode_kept(self._prepare(asked)))
         if isinstance(asked, ReadData):
             return await self._read(asked)
+        if isinstance(asked, FindKey):
+            return Answer(encode_kept(self.elsewhere.keyed(asked.tenant, asked.key)))
         return await self.elsewhere.answer(asked)
 
     async def _write(self, asked: Write, data: Bytes) -> Written:
@@ -209,9 +221,11 @@ class KeptKeeper:
         view = memoryview(data).cast("B")
         at = 0
         local: list[StoreStep] = []
+        before: Before = {}
         for step in asked.steps:
             chunk, at = view[at : at + step.size], at + step.size
             record = step.record
+            before.setdefault(step.id, self._copies.records.get(step.id))
             if record is None:
                 if self._copies.drop(asked.journal, step.id, step.version):
                     local.append(Drop(step.id))
@@ -233,7 +247,7 @@ class KeptKeeper:
                 local.append(Put(record, step.part, chunks))
         try:
             if local:
-                await self._journals.store(local)
+                await self._journals.store(local, before)
         except DandelionError as error:
             return Written(problem=str(error))
         return Written()
@@ -251,10 +265,11 @@ class KeptKeeper:
             return Wanted(self._copies.ballot(asked.journal))
         assert self._journals is not None, "it has links"
         wanted, gone = self._copies.compare(asked.journal, asked.records)
+        before: Before = {id_: self._copies.records.get(id_) for id_ in gone}
         for id_, version in gone.items():
             self._copies.drop(asked.journal, id_, version)
         if gone:
-            await self._journals.store([Drop(id_) for id_ in gone])
+            await self._journals.store([Drop(id_) for id_ in gone], before)
         return Wanted(None, wanted)
 
     def _prepare(self, asked: Prepare) -> Promise:

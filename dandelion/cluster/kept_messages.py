@@ -12,6 +12,7 @@ question      answer       meaning
 `FetchResult` `Told`       the result is data
 `CancelKept`  `Told`
 `ListKept`    `Told`
+`FindKey`     `Keyed`      which invocation of the asked node's copies has an idempotency key
 ============= ============ =====================================================================
 """
 
@@ -169,6 +170,20 @@ class ListKept(msgspec.Struct, frozen=True, tag="list"):
     limit: int
 
 
+class FindKey(msgspec.Struct, frozen=True, tag="key"):
+    """Which invocation has an idempotency key?"""
+
+    tenant: str
+    key: str
+
+
+class Keyed(msgspec.Struct, frozen=True):
+    """Its id and the digest of its request; empty if there is none."""
+
+    id: str = ""
+    digest: str = ""
+
+
 class Told(msgspec.Struct, frozen=True):
     """The answer to an operation; without any field the node does not have the invocation.
 
@@ -185,7 +200,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 Operation: TypeAlias = Watch | FetchResult | CancelKept | ListKept
-Asked: TypeAlias = AskLife | Write | Offer | Prepare | ReadData | Operation
+Asked: TypeAlias = AskLife | Write | Offer | Prepare | ReadData | FindKey | Operation
 
 _DECODER: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(Asked)
 _ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)

@@ -53,6 +53,8 @@ class KeptTakeover:
         membership, links: the other nodes.
         lives: the ``LIFE`` of those that have told it.
         adopt: goes on with records.
+        is_current: whether the catalogue here follows that of the cluster. If it does not, this
+            node takes nothing of others, which may name what is not registered here.
         spawn: has something done in the background.
     """
 
@@ -66,6 +68,7 @@ class KeptTakeover:
         links: Mapping[str, OutLink],
         lives: Mapping[str, str],
         adopt: Callable[[Sequence[KeptRecord]], None],
+        is_current: Callable[[], bool],
         spawn: Callable[[Coroutine[None, None, None]], None],
     ) -> None:
         self._token = token
@@ -77,6 +80,7 @@ class KeptTakeover:
         self._links = links
         self._lives = lives
         self._adopt = adopt
+        self._is_current = is_current
         self._spawn = spawn
         self._gone_s: dict[str, float] = {}
         self._taking: set[str] = set()
@@ -91,7 +95,10 @@ class KeptTakeover:
             self._gone_s.clear()
             return
         gone = {}
+        is_current = self._is_current()
         for journal, ballot in self._copies.journals():
+            if not is_current and holder_of(ballot) != self._name:
+                continue
             if journal not in self._taking and self._is_gone(journal, ballot):
                 gone[journal] = self._gone_s.get(journal, now_s)
                 if now_s - gone[journal] >= TURN_S * self._turn(journal):

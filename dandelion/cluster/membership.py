@@ -122,13 +122,14 @@ class Membership:
 
     Args:
         me: name of the node.
-        known: names of other members.
+        known: names of other members, which are never forgotten.
         voters: names of the nodes whose majority counts; this one may be among them.
     """
 
     def __init__(self, me: str, known: Iterable[str], voters: Iterable[str]) -> None:
         self.me = me
         self.voters = frozenset(voters)
+        self._named = self.voters.union(known)
         self.members: dict[str, Member] = {}
         self._actions: list[Action] = []
         self._ticked_ns: int | None = None
@@ -146,6 +147,11 @@ class Membership:
         """Whether more than half of the voters are alive, for all that this node knows."""
         up = sum([name == self.me or self._is_up(name) for name in self.voters])
         return 2 * up > len(self.voters)
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether all members that are known are alive."""
+        return all(member.is_up for member in self.members.values())
 
     def _is_up(self, name: str) -> bool:
         member = self.members.get(name)
@@ -180,7 +186,7 @@ class Membership:
             return
         member.connecting = False
         member.failures += 1
-        if member.failures >= FORGET_FAILURES and name not in self.voters:
+        if member.failures >= FORGET_FAILURES and name not in self._named:
             del self.members[name]
             return
         if member.state is MemberState.SUSPECT:
@@ -227,7 +233,7 @@ class Membership:
             return
         if member.linked:
             self._actions.append(Lost(name, "it left the cluster"))
-        if name in self.voters:  # it may come back, and its vote is missing
+        if name in self._named:  # it may come back, and its vote may be missing
             member.linked = member.connecting = False
             member.state = MemberState.DEAD
             member.failures = len(RETRY_NS)

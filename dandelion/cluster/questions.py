@@ -22,7 +22,7 @@ from dandelion.errors import DandelionError, NodeLost
 
 PART_BYTES = 8 << 20
 QUESTIONS_LIMIT = 8192
-"""Of one node, that are being answered."""
+"""Of one node, that are being answered; further ones are refused."""
 
 log = logging.getLogger("dandelion.cluster")
 
@@ -112,7 +112,9 @@ class Questions:
             self._fetch(message, data, self._replied)
             return
         if len(self._answering) >= QUESTIONS_LIMIT:
-            raise BadPeer(f"it asks more than {QUESTIONS_LIMIT} questions at once")
+            self._exchange.release([one.region for one in message.regions])
+            self._control.send(Reply(message.number, b""))  # callers that wait are no broken peer
+            return
         self._fetch(message, data, self._questioned)
 
     def _fetch(

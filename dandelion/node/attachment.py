@@ -46,7 +46,7 @@ class KeptElsewhere(Protocol):
     node sees too few others to know.
     """
 
-    def earlier(self, tenant: str, key: str, digest: str) -> str | None:
+    async def earlier(self, tenant: str, key: str, digest: str) -> str | None:
         """Return the id of an invocation with an idempotency key; None if none is known.
 
         Raises:

@@ -55,8 +55,8 @@ class NodeKept:
     ) -> KeptView:
         if self._cluster is not None and request.key:
             digest = await self._service.digest(request, sets)
-            id_ = self._cluster.elsewhere.earlier(tenant, request.key, digest)
-            if id_ is not None and self._service.lives.find(id_, tenant) is None:
+            id_ = await self._cluster.elsewhere.earlier(tenant, request.key, digest)
+            if id_ is not None and id_ not in self._service.lives.books.all:
                 return (await self._watch(id_, tenant, after="", wait_s=0.0, end=True)).view
         return await self._service.submit(request, sets, tenant)
 
@@ -88,12 +88,9 @@ class NodeKept:
         return await self._here(self._result(id_, tenant))
 
     async def _result(self, id_: str, tenant: str) -> KeptOutcome:
-        while True:
-            try:
+        while True:  # an invocation may itself have failed with `Unknown`
+            if self._cluster is None or self._service.lives.find(id_, tenant) is not None:
                 return await self._service.result(id_, tenant)
-            except Unknown:
-                if self._cluster is None:
-                    raise
             found = await self._cluster.elsewhere.result(id_, tenant)
             if found is not None:
                 return found

@@ -17,11 +17,14 @@ from dandelion.asynchronous.records import KeptRecord, Progress
 from dandelion.asynchronous.stored_sets import size_of
 from dandelion.data import ItemSet
 from dandelion.dispatcher.watched import ApplicationEnd, WatchedWalk
-from dandelion.errors import Cancelled, CapacityError, DandelionError, InternalError
+from dandelion.errors import Cancelled, CapacityError, DandelionError, InternalError, Unknown
 from dandelion.executors import to_dandelion_error
 from dandelion.node.invocation import Invocation
 from dandelion.node.invoker import Invoker
 from dandelion.node.runtime import Runtime
+
+BEHIND_S = 10.0
+"""How long after a takeover a name that is unknown may still come with the catalogue's changes."""
 
 NamedSets = Mapping[str, ItemSet | None]
 
@@ -37,6 +40,9 @@ class KeptRunner:
         default_deadline_s: of attempts.
         application: called with the id when an application ends.
         carry_out: called after each report.
+
+    Attributes:
+        adopted_s: when this node last took over invocations of another one, by the monotonic clock.
     """
 
     def __init__(
@@ -59,6 +65,7 @@ class KeptRunner:
         self._running: dict[str, tuple[Invocation, WatchedWalk]] = {}
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._outputs: dict[str, NamedSets] = {}
+        self.adopted_s: float | None = None
 
     def begin(self, record: KeptRecord, sets: NamedSets | None) -> None:
         """Begin an attempt; without sets they are read from the store first."""
@@ -133,10 +140,16 @@ class KeptRunner:
                 self._lives.failed(id_, error.with_traceback(None), time.time())
         except DandelionError as error:
             self._running.pop(id_, None)
+            if isinstance(error, Unknown) and self._may_be_behind():
+                self._lives.postponed(id_, time.time())
+                return
             self._lives.failed(id_, error.with_traceback(None), time.time())
         except Exception as error:  # a bug; the invocation must end
             self._running.pop(id_, None)
             self._lives.failed(id_, to_dandelion_error(error, record.request.name), time.time())
+
+    def _may_be_behind(self) -> bool:
+        return self.adopted_s is not None and time.monotonic() - self.adopted_s < BEHIND_S
 
     def _end(self, id_: str, invocation: Invocation) -> None:
         """An attempt has ended; perhaps before `_start` returns."""

@@ -161,6 +161,7 @@ class KeptService:
     def adopt(self, records: Sequence[KeptRecord]) -> None:
         """Go on with invocations of another node, which the store has by now; on the loop."""
         self._loop = asyncio.get_running_loop()
+        self._runner.adopted_s = time.monotonic()
         self.lives.recovered(records, time.time())
         self._carry_out()
 

@@ -18,6 +18,8 @@ from dandelion.node.runtime import Runtime
 T = TypeVar("T")
 CLEAN_S = 0.1
 """How often contexts that were returned are zeroed in the background."""
+TASKS_S = 1.0
+"""How long tasks that are left at the end may take to be cancelled."""
 
 
 class NodeLoop:
@@ -106,8 +108,18 @@ class NodeLoop:
         if self._thread is not None:
             loop.call_soon_threadsafe(loop.stop)
             self._thread.join()
+            _end_tasks(loop)
             loop.close()
         self._runtime.close()
+
+
+def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what was not over in time on a loop that has stopped."""
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        loop.run_until_complete(asyncio.wait(left, timeout=TASKS_S))
 
 
 def _answer(answer: Future[T], function: Callable[[], T]) -> None:
