@@ -102,6 +102,29 @@ def test_memory_of_a_buffer_is_never_less_than_its_data() -> None:
         plan(b.build(), {"x": 51}, lambda name, index: 0)
 
 
+def test_a_pointer_may_be_a_place_in_the_padding() -> None:
+    b = bp.Blueprint(["x"], outputs=["x"], modules=["k.c"])
+    with b.choose(bp.sizeof(b.x)) as choice, choice.case(100, {b.x: 100}):
+        b.launch("k", [bp.part(b.x, 50)])
+    b.launch("k", [bp.part(b.x, bp.sizeof(b.x))])
+    for size in (0, 40, 60, 99):
+        inside, end = plan(b.build(), {"x": size}, lambda name, index: 0).steps
+        assert isinstance(inside, Launch)
+        assert isinstance(end, Launch)
+        assert inside.args == (Pointer(50, 50),)
+        assert end.args == (Pointer(size, 100 - size),)
+    with pytest.raises(InvalidInput, match="outside"):
+        plan(b.build(), {"x": 100}, lambda name, index: 0)
+
+
+def test_an_offset_in_an_empty_buffer_may_be_zero() -> None:
+    b = bp.Blueprint(["x"], outputs=["x"], modules=["k.c"])
+    b.launch("k", [bp.part(b.x, bp.sizeof(b.x) * 2)])
+    (launch,) = plan(b.build(), {"x": 0}, lambda name, index: 0).steps
+    assert isinstance(launch, Launch)
+    assert launch.args == (Pointer(0, 0),)
+
+
 def test_sizes_of_one_case_share_what_a_device_prepares() -> None:
     cache = PlanCache()
     config = built().build()
