@@ -469,8 +469,7 @@ def test_products_of_many_factors_are_refused_at_once() -> None:
         flow = (bp.Repeat(bp.Mul((*first, *factors)), (bp.ZeroBuffer("x"),)),)
         return bp.GpuConfig((), (), bp.ExecutionBlueprint(("x",), (), {}, ("x",), flow))
 
-    (problem,) = check_module.check_blueprint(config())
-    assert problem.code == "out-of-range"
+    assert "out-of-range" in {p.code for p in check_module.check_blueprint(config())}
     read = config(bp.FromInput("x", 0))
     for sign in (1, -1):
         with pytest.raises(InvalidInput, match="comes to"):

@@ -93,6 +93,20 @@ def test_padding_is_not_copied_between_buffers() -> None:
     assert (copy.target.size_bytes, copy.source.size_bytes) == (60, 60)  # type: ignore[union-attr]
 
 
+def test_padding_behind_a_copy_is_zero() -> None:
+    """So the copy may not take memory that another buffer used before."""
+    b = bp.Blueprint(["x"], outputs=["y"], modules=["k.c"])
+    b.kernel("k", access=["read", "write"])
+    y, s, t = b.buffer("y", 4), b.buffer("s", 100, temporary=True), b.buffer("t", like="x")
+    b.launch("k", [b.x, s])
+    b.launch("k", [s, y])
+    with b.choose(bp.sizeof(b.x)) as choice, choice.case(100, {t: 100}):
+        b.copy(t, b.x)
+        b.launch("k", [t, y])
+    slots = plan(b.build(), {"x": 60}, lambda name, index: 0).slots
+    assert len({slots[name].offset_bytes for name in ("x", "y", "s", "t")}) == 4
+
+
 def test_memory_of_a_buffer_is_never_less_than_its_data() -> None:
     b = bp.Blueprint(["x"], outputs=["x"], modules=["k.c"])
     with b.choose(bp.sizeof(b.x)) as choice, choice.case(100, {b.x: 50}):

@@ -341,7 +341,9 @@ class _Planner:
                 seen = found.get(name)
                 if seen is None:
                     size = self.sizes.room(name)
-                    found[name] = Lifetime(size, position, position, fresh=way is Access.WRITE)
+                    whole = not isinstance(draft, CopyDraft) or size == self.sizes.buffer(name)
+                    fresh = way is Access.WRITE and whole  # padding is not copied, and stays zero
+                    found[name] = Lifetime(size, position, position, fresh)
                 else:
                     seen.last = max(seen.last, position)
         for name in self.body.outputs:
