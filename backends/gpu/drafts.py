@@ -70,7 +70,7 @@ Program: TypeAlias = tuple["int | Loop", ...]
 
 
 def walked(program: Program) -> Iterator[int]:
-    """Give the index of each step in the order of execution, loops unrolled as often as possible."""
+    """Give the index of each step in the order of execution, loops unrolled."""
     for step in program:
         if isinstance(step, Loop):
             for _ in range(step.times):
