@@ -461,6 +461,22 @@ def test_the_builder_makes_loops_arithmetic_and_scalars() -> None:
     assert bp.parse_blueprint(b.json()) == b.build()
 
 
+def test_products_of_many_factors_are_refused_at_once() -> None:
+    """Computed in full they take minutes, and have more digits than Python writes."""
+    factors = (bp.Absolute(2**40),) * 20_000
+
+    def config(*first: bp.Size) -> bp.GpuConfig:
+        flow = (bp.Repeat(bp.Mul((*first, *factors)), (bp.ZeroBuffer("x"),)),)
+        return bp.GpuConfig((), (), bp.ExecutionBlueprint(("x",), (), {}, ("x",), flow))
+
+    assert "out-of-range" in {p.code for p in check_module.check_blueprint(config())}
+    read = config(bp.FromInput("x", 0))
+    for sign in (1, -1):
+        with pytest.raises(InvalidInput, match="comes to"):
+            plan(read, {"x": 8}, lambda name, index, sign=sign: sign)
+    assert plan(read, {"x": 8}, lambda name, index: 0).launches == 0
+
+
 def test_the_builder_refuses_unknown_buffers() -> None:
     b = bp.Blueprint(inputs=["image"], modules=["m.c"])
     with pytest.raises(AttributeError, match="image"):

@@ -235,6 +235,67 @@ def test_on_opencl() -> None:
     engine.close()
 
 
+def _advance(launch: Launch, x: Memory, y: Memory, at: Memory, more: Memory) -> None:
+    """Add the next element of x; beyond the last one it fails, as a device does."""
+    index = int(at[0])
+    y.view(np.int32)[0] += x.view(np.int32)[index]
+    at[0] = index + 1
+    more.view(np.uint32)[0] = index + 1 < len(X)
+
+
+def steps(most: int) -> bp.Blueprint:
+    """A loop that ends by a word after the last element, with candidates in it."""
+    b = bp.Blueprint(inputs=["x"], outputs=["y"], modules={"k": ["k.host"]})
+    y, at, more = (b.buffer(name, size) for name, size in (("y", 4), ("at", 4), ("more", 4)))
+    with b.repeat_while(more, at_most=most), b.candidates() as made:
+        for name in ("advance", "advance_slowly"):
+            with made.alternative():
+                b.launch(name, [b.x, y, at, more])
+    return b
+
+
+def test_a_loop_is_measured_only_as_often_as_its_word_says() -> None:
+    """Iterations after its end would find data that no call has; here they break the device."""
+    kernels = {"advance": _advance, "advance_slowly": _advance}
+    files = {"k.host": " ".join(kernels).encode()}
+    for lazy in (False, True):
+        engine = SequentialEngine(HostDevice(kernels, POOL_BYTES, lazy=lazy), POOL_BYTES)
+        (out,) = engine.run(call(function(steps(3 * len(X)), files)))
+        assert out is not None
+        assert out.items[0].numpy(np.int32) == [X.sum()]
+        engine.close()
+
+
+def test_a_call_can_be_stopped_within_a_run() -> None:
+    """Between the launches of a loop."""
+    engine = host(lazy=True)
+    wanted = function(blueprint(("slow", "mid"), times=40))
+    with pytest.raises(Cancelled):
+        engine.run(StoppedCall.like(call(wanted), 5))
+    assert 0 < ran["slow"] < 40
+    engine.close()
+
+
+def test_measuring_leaves_time_for_the_call() -> None:
+    """What was not measured for want of time is not kept for later engines."""
+    kept: list[bytes] = []
+
+    class Kept(Measurements):
+        def put(self, key: str, value: bytes) -> None:
+            kept.append(value)
+
+    engine = host()
+    engine.device.measurements = Kept()
+    wanted = function(blueprint(("slow", "mid"), times=20))
+    limited = call(wanted)
+    limited.deadline_ns = time.monotonic_ns() + 300_000_000  # three runs and the call take longer
+    (out,) = engine.run(limited)
+    assert out is not None
+    assert ran["slow"] == 40, "one run and the call"
+    assert not kept
+    engine.close()
+
+
 # --- the format ---------------------------------------------------------------------------------
 
 

@@ -93,6 +93,20 @@ def test_padding_is_not_copied_between_buffers() -> None:
     assert (copy.target.size_bytes, copy.source.size_bytes) == (60, 60)  # type: ignore[union-attr]
 
 
+def test_padding_behind_a_copy_is_zero() -> None:
+    """So the copy may not take memory that another buffer used before."""
+    b = bp.Blueprint(["x"], outputs=["y"], modules=["k.c"])
+    b.kernel("k", access=["read", "write"])
+    y, s, t = b.buffer("y", 4), b.buffer("s", 100, temporary=True), b.buffer("t", like="x")
+    b.launch("k", [b.x, s])
+    b.launch("k", [s, y])
+    with b.choose(bp.sizeof(b.x)) as choice, choice.case(100, {t: 100}):
+        b.copy(t, b.x)
+        b.launch("k", [t, y])
+    slots = plan(b.build(), {"x": 60}, lambda name, index: 0).slots
+    assert len({slots[name].offset_bytes for name in ("x", "y", "s", "t")}) == 4
+
+
 def test_memory_of_a_buffer_is_never_less_than_its_data() -> None:
     b = bp.Blueprint(["x"], outputs=["x"], modules=["k.c"])
     with b.choose(bp.sizeof(b.x)) as choice, choice.case(100, {b.x: 50}):
@@ -100,6 +114,29 @@ def test_memory_of_a_buffer_is_never_less_than_its_data() -> None:
     plan(b.build(), {"x": 50}, lambda name, index: 0)
     with pytest.raises(InvalidInput, match="padded"):
         plan(b.build(), {"x": 51}, lambda name, index: 0)
+
+
+def test_a_pointer_may_be_a_place_in_the_padding() -> None:
+    b = bp.Blueprint(["x"], outputs=["x"], modules=["k.c"])
+    with b.choose(bp.sizeof(b.x)) as choice, choice.case(100, {b.x: 100}):
+        b.launch("k", [bp.part(b.x, 50)])
+    b.launch("k", [bp.part(b.x, bp.sizeof(b.x))])
+    for size in (0, 40, 60, 99):
+        inside, end = plan(b.build(), {"x": size}, lambda name, index: 0).steps
+        assert isinstance(inside, Launch)
+        assert isinstance(end, Launch)
+        assert inside.args == (Pointer(50, 50),)
+        assert end.args == (Pointer(size, 100 - size),)
+    with pytest.raises(InvalidInput, match="outside"):
+        plan(b.build(), {"x": 100}, lambda name, index: 0)
+
+
+def test_an_offset_in_an_empty_buffer_may_be_zero() -> None:
+    b = bp.Blueprint(["x"], outputs=["x"], modules=["k.c"])
+    b.launch("k", [bp.part(b.x, bp.sizeof(b.x) * 2)])
+    (launch,) = plan(b.build(), {"x": 0}, lambda name, index: 0).steps
+    assert isinstance(launch, Launch)
+    assert launch.args == (Pointer(0, 0),)
 
 
 def test_sizes_of_one_case_share_what_a_device_prepares() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -67,6 +67,16 @@ class Loop:
 
 Program: TypeAlias = tuple["int | Loop", ...]
 """Indices of steps, in order, with loops."""
+
+
+def walked(program: Program) -> Iterator[int]:
+    """Give the index of each step in the order of execution, loops unrolled."""
+    for step in program:
+        if isinstance(step, Loop):
+            for _ in range(step.times):
+                yield from walked(step.program)
+        else:
+            yield step
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,8 +358,8 @@ class Drafts:
         if argument.offset == Absolute(0):
             return PlaceDraft(argument.buffer, 0)
         offset = self._sizes.number(f"{where}.offset", argument.offset, 0, MAX_BYTES)
-        size_bytes = self._sizes.buffer(argument.buffer)
-        if offset >= size_bytes:
+        size_bytes = self._sizes.room(argument.buffer)
+        if offset >= max(size_bytes, 1):  # that of an empty buffer may be passed, too
             message = f"byte {offset} is outside of '{argument.buffer}', which has {size_bytes}"
             raise self._sizes.error(f"{where}.offset", argument.offset, message)
         return PlaceDraft(argument.buffer, offset)

@@ -35,6 +35,7 @@ from .drafts import (
     Program,
     ZeroDraft,
     check_word,
+    walked,
 )
 from .layout import Lifetime, Slot, aligned, is_shared, place, used_bytes
 from .lowering import LibraryStep, Lowering
@@ -154,7 +155,7 @@ class Plan:
 
         A loop with a condition is unrolled as often as it may run.
         """
-        return _walk(self.program)
+        return walked(self.program)
 
     def _repr_html_(self) -> str:
         return plan_html(self, map(_row, self.steps))
@@ -170,15 +171,6 @@ def _row(step: Step) -> StepRow:
         name = type(step.call).__name__.removesuffix("Call").lower()
         return name, (), (), 0 if step.workspace is None else step.workspace.size_bytes
     return "copy", (), (), step.target.size_bytes
-
-
-def _walk(program: Program) -> Iterator[int]:
-    for step in program:
-        if isinstance(step, Loop):
-            for _ in range(step.times):
-                yield from _walk(step.program)
-        else:
-            yield step
 
 
 def plan(
@@ -349,7 +341,9 @@ class _Planner:
                 seen = found.get(name)
                 if seen is None:
                     size = self.sizes.room(name)
-                    found[name] = Lifetime(size, position, position, fresh=way is Access.WRITE)
+                    whole = not isinstance(draft, CopyDraft) or size == self.sizes.buffer(name)
+                    fresh = way is Access.WRITE and whole  # padding is not copied, and stays zero
+                    found[name] = Lifetime(size, position, position, fresh)
                 else:
                     seen.last = max(seen.last, position)
         for name in self.body.outputs:

@@ -261,7 +261,10 @@ class SequentialEngine(Engine):
             if made.used_bytes > self.pool.size_bytes:
                 raise DeviceFull(self.name, made.used_bytes, self.pool.size_bytes)
             ready = self.modules.ready(program, made, call.function.files, resident)
-            return Attempt(made, ready.steps, lambda: begin(made), self.pool.clean)
+            return Attempt(
+                made, ready.steps, ready.times, lambda: begin(made), self._words.read,
+                self.pool.clean,
+            )  # fmt: skip
 
         def begin(made: Plan) -> None:
             self.constants.grant_access(resident)
@@ -271,8 +274,11 @@ class SequentialEngine(Engine):
                 if name in made.slots:
                     self.device.copy_in(made.slots[name].offset_bytes, item.data)
 
+        def check() -> None:
+            self._check(call)
+
         key = f"candidates {program.identity} {program.signature(call.inputs)}"
-        choices = self._chooser.choices(plan, key, attempt, lambda: self._check(call))
+        choices = self._chooser.choices(plan, key, attempt, check, call.left_s())
         self.modules.expire()
         chosen = plan_call(self.plans, program, items, slots, choices)
         return chosen if chosen.used_bytes <= self.pool.size_bytes else plan

@@ -17,7 +17,7 @@ from dandelion.blueprint import (
     Size,
     Sizeof,
 )
-from dandelion.blueprint.numbers import constant
+from dandelion.blueprint.numbers import constant, product
 from dandelion.blueprint.records import MAX_BYTES, MAX_LAUNCHES
 from dandelion.errors import DandelionError, InvalidBlueprint, InvalidInput, Problem
 
@@ -90,10 +90,8 @@ class Sizes:
             case Add(terms):
                 return sum(self.value(where, t) for t in terms)
             case Mul(factors):
-                product = 1
-                for factor in factors:
-                    product *= self.value(where, factor)
-                return self.bounded(where, size, product)
+                numbers = (self.value(where, factor) for factor in factors)
+                return self.bounded(where, size, product(numbers))
             case CeilDiv(dividend, divisor):
                 return self.quotient(where, size, dividend, divisor)
 

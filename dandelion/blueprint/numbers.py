@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from dandelion.blueprint.records import (
     BLOCK_LIMITS,
@@ -17,6 +17,9 @@ from dandelion.blueprint.records import (
     Scalar,
     Size,
 )
+
+_FARTHEST = 2**127
+"""No size may be as large, so that of a product that is larger the exact value does not matter."""
 
 
 def launch_numbers(launch: LaunchConfig) -> Iterator[tuple[str, Size, int, int]]:
@@ -38,6 +41,14 @@ def pack(scalar: Scalar, value: int | float) -> bytes | None:
         return None
 
 
+def product(factors: Iterable[int]) -> int:
+    """Multiply; what is farther from zero than 2**127 becomes that, however many factors follow."""
+    result = 1
+    for factor in factors:
+        result = max(-_FARTHEST, min(result * factor, _FARTHEST))
+    return result
+
+
 def constant(size: Size) -> int | None:
     """Evaluate a size that does not depend on any input or buffer; None if it does."""
     match size:
@@ -47,13 +58,8 @@ def constant(size: Size) -> int | None:
             numbers = [constant(t) for t in terms]
             return None if None in numbers else sum(n for n in numbers if n is not None)
         case Mul(factors):
-            product = 1
-            for factor in factors:
-                number = constant(factor)
-                if number is None:
-                    return None
-                product *= number
-            return product
+            numbers = [constant(f) for f in factors]
+            return None if None in numbers else product(n for n in numbers if n is not None)
         case CeilDiv(dividend, divisor):
             upper, lower = constant(dividend), constant(divisor)
             return None if upper is None or not lower else -(-upper // lower)

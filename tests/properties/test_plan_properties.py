@@ -161,7 +161,7 @@ def test_reading_what_was_printed_gives_the_same(config: bp.GpuConfig) -> None:
 # --- the layout -----------------------------------------------------------------------------
 
 
-def program(seed: int, conditions: bool = False) -> bp.GpuConfig:
+def program(seed: int, conditions: bool = False, choices: bool = False) -> bp.GpuConfig:
     """A blueprint of kernels whose declared access is true, with loops.
 
     Few buffers and many launches, so that lives end and begin all over the place.
@@ -178,6 +178,8 @@ def program(seed: int, conditions: bool = False) -> bp.GpuConfig:
         used = source.choices(every, k=source.choice([1, 2, 2, 3]))
         access = source.choices(ways, weights, k=len(used))
         args: list[bp.Argument] = [bp.Ptr(n) for n in used]
+        if choices:
+            args = [bp.Ptr(n, bp.Absolute(source.choice([0, 0, 5]))) for n in used]
         if source.random() < 0.1:
             args.append(bp.Ptr("w"))
             access.append(bp.Access.READ)
@@ -193,12 +195,29 @@ def program(seed: int, conditions: bool = False) -> bp.GpuConfig:
             return bp.CopyBuffer(target, equal[0])
         return bp.ZeroBuffer(target)
 
-    def block(depth: int) -> tuple[bp.Action, ...]:
+    def choose(depth: int, inside: bool) -> bp.Choose:
+        """For the size of in0; some buffers are padded."""
+
+        def case(up_to: int) -> bp.Case:
+            padded = source.sample(every, source.choice([0, 1, 2]))
+            rooms: dict[str, bp.Size] = {n: bp.Absolute(600 + source.randrange(3)) for n in padded}
+            return bp.Case(up_to, block(depth + 1, inside), rooms)
+
+        return bp.Choose((bp.Sizeof("in0"),), tuple(case(n) for n in (200, 295, 400)))
+
+    def block(depth: int, inside: bool = False) -> tuple[bp.Action, ...]:
         found: list[bp.Action] = []
         for _ in range(source.randint(1, 6 if depth == 0 else 4)):
             if depth < 3 and source.random() < 0.3:
                 times = bp.Absolute(source.choice([0, 1, 2, 2, 3]))
-                inner = block(depth + 1)
+                if choices and source.random() < 0.6:
+                    if inside or source.random() < 0.5:
+                        found.append(choose(depth, inside))
+                    else:
+                        both = (block(depth + 1, True), block(depth + 1, True))
+                        found.append(bp.Candidates(both))
+                    continue
+                inner = block(depth + 1, inside)
                 if conditions and times.value and source.random() < 0.5:
                     found.append(bp.RepeatWhile(times, source.choice(every), inner))
                 else:
@@ -230,7 +249,7 @@ def run_kernel(name: str, views: list[Memory], salt: bytes) -> int:
             seen = zlib.crc32(view.tobytes(), seen)
     for index, (letter, view) in enumerate(zip(name[1:], views, strict=True)):
         if letter in "wb":
-            view[:] = np.frombuffer((seen + index).to_bytes(8, "little") * 75, np.uint8)[
+            view[:] = np.frombuffer((seen + index).to_bytes(8, "little") * 76, np.uint8)[
                 : view.size
             ]
     return seen
@@ -248,7 +267,7 @@ def run_plan(made: Plan, inputs: Mapping[str, bytes]) -> tuple[dict[str, bytes],
         if name not in made.slots:  # no kernel reads it
             continue
         slot = made.slots[name]
-        view(slot.offset_bytes, slot.size_bytes)[:] = np.frombuffer(data, dtype=np.uint8)
+        view(slot.offset_bytes, len(data))[:] = np.frombuffer(data, dtype=np.uint8)
 
     def order(program: Program) -> Iterator[int]:
         for step in program:
@@ -284,15 +303,48 @@ def run_plan(made: Plan, inputs: Mapping[str, bytes]) -> tuple[dict[str, bytes],
     return outputs, seen
 
 
+def chosen_actions(
+    where: str, actions: tuple[bp.Action, ...], sizes: dict[str, int], choices: Mapping[str, int]
+) -> tuple[bp.Action, ...]:
+    """Put what is chosen in the place of choices and candidates; `sizes` become those of memory."""
+    found: list[bp.Action] = []
+    for index, action in enumerate(actions):
+        at = f"{where}[{index}]"
+        if isinstance(action, bp.Candidates):
+            number = choices.get(at, 0)
+            one = action.alternatives[number]
+            found += chosen_actions(f"{at}[{number}]", one, sizes, choices)
+        elif isinstance(action, bp.Choose):
+            place = next(n for n, c in enumerate(action.cases) if sizes[""] <= c.up_to)
+            case = action.cases[place]
+            for name, size in case.padded.items():
+                assert isinstance(size, bp.Absolute)
+                sizes[name] = max(sizes[name], size.value)
+            found += chosen_actions(f"{at}.cases[{place}].actions", case.actions, sizes, choices)
+        elif isinstance(action, bp.Repeat | bp.RepeatWhile):
+            if action.times != bp.Absolute(0):
+                inner = chosen_actions(f"{at}.actions", action.actions, sizes, choices)
+                found.append(msgspec.structs.replace(action, actions=inner))
+        else:
+            found.append(action)
+    return tuple(found)
+
+
 def run_apart(
-    config: bp.GpuConfig, inputs: Mapping[str, bytes]
+    config: bp.GpuConfig, inputs: Mapping[str, bytes], choices: Mapping[str, int] | None = None
 ) -> tuple[dict[str, bytes], list[int]]:
     """Do the same with separate memory for each buffer."""
     seen = []
-    memory = {n: np.frombuffer(d, dtype=np.uint8).copy() for n, d in inputs.items()}
+    data = {n: len(d) for n, d in inputs.items()}
     for name, size in config.blueprint.buffers.items():
         assert isinstance(size, bp.Absolute)
-        memory[name] = np.zeros(size.value, dtype=np.uint8)
+        data[name] = size.value
+    rooms = {"": data["in0"], **data}
+    flow = config.blueprint.control_flow
+    flow = chosen_actions("blueprint.control_flow", flow, rooms, choices or {})
+    memory = {n: np.zeros(rooms[n], dtype=np.uint8) for n in data}
+    for name, content in inputs.items():
+        memory[name][: len(content)] = np.frombuffer(content, dtype=np.uint8)
 
     def act(actions: tuple[bp.Action, ...]) -> None:
         for action in actions:
@@ -311,7 +363,8 @@ def run_apart(
                             break
                 continue
             if isinstance(action, bp.CopyBuffer):
-                memory[action.target][:] = memory[action.source]
+                size = data[action.target]  # padding is not copied
+                memory[action.target][:size] = memory[action.source][:size]
                 continue
             if isinstance(action, bp.ZeroBuffer):
                 memory[action.buffer][:] = 0
@@ -319,15 +372,19 @@ def run_apart(
             salt = action.args[-1]
             assert isinstance(salt, bp.Scalar)
             assert isinstance(salt.value, int)
-            views = [memory[a.buffer] for a in action.args if isinstance(a, bp.Ptr)]
+            views = [
+                memory[a.buffer][a.offset.value :]
+                for a in action.args
+                if isinstance(a, bp.Ptr) and isinstance(a.offset, bp.Absolute)
+            ]
             seen.append(run_kernel(action.kernel, views, salt.value.to_bytes(8, "little")))
 
     def word(name: str) -> int:
         return int(memory[name][:4].view(np.uint32)[0])
 
-    act(config.blueprint.control_flow)
+    act(flow)
     seen += map(word, config.blueprint.present_if.values())
-    return {name: memory[name].tobytes() for name in config.blueprint.outputs}, seen
+    return {n: memory[n][: data[n]].tobytes() for n in config.blueprint.outputs}, seen
 
 
 def runs(actions: tuple[bp.Action, ...]) -> bool:
@@ -375,6 +432,35 @@ def test_sharing_memory_changes_no_word(tight: bool) -> None:
         looped += bool(made.words)
         assert run_plan(made, INPUTS) == run_apart(config, INPUTS), seed
     assert looped > 100
+
+
+@pytest.mark.parametrize("tight", [False, True])
+def test_all_actions_together(tight: bool) -> None:
+    """Choices, candidates, padding, loops by words, and pointers to places, in each other."""
+    groups = padded = twins = 0
+    limit = 1 if tight else None
+    short = {**INPUTS, "in0": b"\x09" * 296}
+    for seed in range(450):
+        config = program(seed, conditions=True, choices=True)
+        source = random.Random(seed)
+
+        first = plan(config, SIZES, lambda n, i: 0)
+        choices = {group.where: source.randrange(group.count) for group in first.groups}
+        made = plan(config, SIZES, lambda n, i: 0, limit, lanes=4, choices=choices)
+        assert run_plan(made, INPUTS) == run_apart(config, INPUTS, choices), seed
+        sizes = {name: len(data) for name, data in short.items()}
+        other = plan(config, sizes, lambda n, i: 0, limit, lanes=4, choices=choices)
+        other = other.with_twin([made])
+        assert run_plan(other, short) == run_apart(config, short, choices), seed
+        if other.twin is not None:
+            assert (other.words, other.present_if) == (made.words, made.present_if)
+            assert [g.where for g in other.groups] == [g.where for g in made.groups]
+            twins += other.slots["in0"].size_bytes > 300 if "in0" in other.slots else 0
+        groups += any(choices.values())
+        padded += any(s.size_bytes > 600 for s in made.slots.values())
+    assert groups > 40
+    assert padded > 40
+    assert twins > 20
 
 
 def test_only_the_tight_layout_zeroes_and_all_lies_inside() -> None:
