@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,7 +25,7 @@ from dandelion.call_values import (
 )
 from dandelion.data import Item, ItemSet, SetSpec, item_set
 from dandelion.decorators import function
-from dandelion.decorators.annotations import spec_of
+from dandelion.decorators.annotations import Kinds, spec_of
 from dandelion.errors import InvalidFunction, InvalidInput, TooMany
 from dandelion.frontend.codecs import (
     decode_json,
@@ -226,6 +227,24 @@ def takes(
     l: tuple[int, ...] = (),  # noqa: E741
     m=None,
 ) -> Iterator[Point]: ...
+
+
+def test_aliases_mean_what_they_stand_for() -> None:
+    alias = pytest.importorskip("typing_extensions").TypeAliasType
+    element = TypeVar("element")
+    text, several = alias("text", str), alias("several", list[element], type_params=(element,))
+    shape: Any = np.ndarray[tuple[Any, ...], np.dtype[element]]  # type: ignore[type-var]
+    array = alias("array", shape, type_params=(element,))  # as NumPy 2.5 declares `NDArray`
+    kinds = Kinds(takes)
+
+    def kind_of(annotation: object) -> str:
+        parameter = inspect.Parameter("a", inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
+        return kinds.of_parameter(parameter)
+
+    assert [kind_of(one) for one in (text, several[bytes], array[np.float32])] == [
+        "str", "list:bytes", "array/float32",
+    ]  # fmt: skip
+    assert kind_of(several[array[np.int8]] | None) == "list:array/int8?"
 
 
 def test_annotations_become_kinds() -> None:

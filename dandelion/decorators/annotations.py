@@ -53,6 +53,10 @@ _KNOWN = (
 )
 
 
+_ALIASES = 16
+"""At most so many are followed, since an alias may stand for itself."""
+
+
 class UnknownKind(Exception):
     """An annotation says nothing that can be converted."""
 
@@ -131,6 +135,7 @@ class Kinds:
             raise InvalidInput(what, message, "import its names at the top") from None
 
     def _kind(self, annotation: Any) -> str:
+        annotation = _without_aliases(annotation)
         plain = _PLAIN.get(annotation) if isinstance(annotation, collections.abc.Hashable) else None
         if plain is not None:
             return plain
@@ -187,6 +192,22 @@ class Kinds:
                 self.classes.add(name)
                 return name
         raise UnknownKind(f"{_shown(cls)}, which has no name in the function's module,")
+
+
+def _without_aliases(annotation: Any) -> Any:
+    """Replace a type alias by what it stands for.
+
+    NumPy's `NDArray` is one from version 2.5 on.
+    """
+    for _ in range(_ALIASES):
+        origin = get_origin(annotation)
+        if hasattr(origin, "__value__"):
+            annotation = origin.__value__[get_args(annotation)]
+        elif origin is None and hasattr(annotation, "__value__"):
+            annotation = annotation.__value__
+        else:
+            break
+    return annotation
 
 
 def _array_kind(arguments: tuple[Any, ...]) -> str:
