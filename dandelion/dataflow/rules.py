@@ -56,7 +56,7 @@ def loops(graph: nx.DiGraph[str], order: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _loop_through(graph: nx.DiGraph[str], first: str) -> list[str]:
-    before = dict(nx.bfs_predecessors(graph, first))
+    before = {after: node for node, after in nx.bfs_edges(graph, first)}
     node = next(node for node in (first, *before) if graph.has_edge(node, first))
     path = [first]
     while node != first:
