@@ -207,6 +207,10 @@ def test_a_node_closes_while_a_call_is_out(fake: FakeEngineProcess) -> None:
 WARM = "for _ in range(12): process.answer(process.call())\n"
 
 
+ROOM = Settings(backends=(), arena_bytes=4 << 20, spin_us=0)
+"""Memory for two calls, even if results of earlier ones have not been freed yet."""
+
+
 def two_calls(node: Node, name: str = "F") -> list[str]:
     """Invoke twice at once, after calls that were short; return their results."""
     for _ in range(12):
@@ -251,7 +255,7 @@ def test_long_calls_wait_where_any_engine_may_take_them(fake: FakeEngineProcess)
                 process.note("early", "a call")
             process.answer(call)
         """)
-    with played_node(fake) as node:
+    with played_node(fake, ROOM) as node:
         assert two_calls(node) == ["answer", "answer"]
     assert fake.notes("early") == []
 
@@ -282,7 +286,7 @@ def test_a_call_pays_for_no_death_before_it_began(
             raise SystemExit(3)
         {SERVE}
         """)
-    with played_node(fake) as node:
+    with played_node(fake, ROOM) as node:
         assert sorted(two_calls(node)) == sorted(expected)
 
 
@@ -291,6 +295,6 @@ def test_the_limit_of_a_call_counts_from_when_it_begins(fake: FakeEngineProcess)
         f"{UP}{WARM}a = process.call(); b = process.call()\nimport time\n"
         "for one in (a, b): time.sleep(0.4); process.answer(one)\nprocess.call()"
     )
-    with played_node(fake) as node:
+    with played_node(fake, ROOM) as node:
         register(node, "G", wall_s=0.5)
         assert two_calls(node, "G") == ["answer", "answer"]
