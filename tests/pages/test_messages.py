@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ _CODE = re.compile(r"`([^`]+)`")
 _NAMES = ("x: str", "gpu_function", "register", "int", "exec", "text_key", "dandelion logs")
 _NAMES += ('secrets=["key"]',)
 STATE = open(__file__)  # noqa: SIM115 - what a function cannot bring along
+atexit.register(STATE.close)
 STOP = {"the"}
 
 
