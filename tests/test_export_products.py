@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dandelion.blueprint import Activation, Computation, ElementType, ImageLayout
+from dandelion.errors import InvalidInput
 from dandelion.export import products
 from dandelion.export.peak_graph import for_peak
 from dandelion.export.peak_records import AttentionProduct
 from dandelion.export.product_records import ConvolutionProduct, GemmProduct, Place
 from dandelion.export.products import with_products
 from dandelion.export.strided_views import Layout, StridedView, row_major
+from dandelion.export.torch_document import export_module
 from dandelion.export.torch_graph import Argument, Constant, Graph, Node, Reference, TensorType
 
 # --- views --------------------------------------------------------------------------------------
@@ -339,3 +341,17 @@ def test_images_have_channels_last_and_as_many_as_loads_need() -> None:
     assert types[product.c.value] == (2, 6, 6, 4)
     assert graph.constants[product.weight.value].data.shape == (4, 3, 3, 4)
     assert types["sum"] == (2, 4, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        ({"route": "peak", "target": "cuda:90", "batch": (1, 4)}, "fixed shapes"),
+        ({"route": "peak"}, "target"),
+        ({"target": "cuda:90"}, "for all devices"),
+        ({"route": "best"}, "no route 'best'"),
+    ],
+)
+def test_routes_that_are_not_possible(given: dict[str, Any], part: str) -> None:
+    with pytest.raises(InvalidInput, match=part):
+        export_module("f", object(), (), **given)

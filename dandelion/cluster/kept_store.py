@@ -48,7 +48,7 @@ class ReplicatedKeptStore(KeptStore):
         self._is_closing = False
 
     def load(self) -> list[KeptRecord]:
-        return []  # the node goes on with them when a majority agrees that nobody else does
+        return []  # the node goes on with them when a majority agrees that no other node does
 
     def write(self, steps: Sequence[StoreStep]) -> None:
         if not steps:

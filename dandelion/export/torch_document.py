@@ -156,14 +156,17 @@ def export_module(
     sizes = checked_batch(batch)
     peak = _peak_target(route, target, bool(sizes))
     began = time.monotonic()
+    if peak is not None:
+        show(0, 0, "graph")
+        graph = torch_binding.graph_of(module, example_inputs, outputs, inputs)
+        _check_names(graph)
+        return _peak_module(name, graph, Computation(precision), peak, limits, show, began)
     made: list[tuple[int, Kernels, Mapping[str, Constant]]] = []
     for rows in sizes or (0,):
         show(0, 0, f"graph for {rows} rows" if rows else "graph")
         examples = with_rows(example_inputs, rows) if rows else example_inputs
         graph = torch_binding.graph_of(module, examples, outputs, inputs)
         _check_names(graph)
-        if peak is not None:
-            return _peak_module(name, graph, Computation(precision), peak, limits, show, began)
         _check_operators(graph)
         rewritten, products = with_products(
             rows_in_order(folded(graph)), Computation(precision), for_gpu=device == "gpu"
