@@ -40,7 +40,7 @@ def run(arguments: Arguments, out: Output) -> int:
     for name in sorted(found - before):
         out.line(f"  {name}")
     new = len(found - before)
-    out.line(f"{new} new wheels in {folder}" if new else f"{folder} has all of them")
+    out.line(f"{new} new wheel{'s' * (new > 1)} in {folder}" if new else f"{folder} has all of them")
     return 0
 
 
