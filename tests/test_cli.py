@@ -291,7 +291,7 @@ def test_unreachable(command: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("", "VERB"),
+        ("", "COMMAND"),
         ("nothing", "not one of serve, init"),
         ("invok", "did you mean 'invoke'"),
         ("invoke", "required: NAME;"),
@@ -302,7 +302,7 @@ def test_unreachable(command: Command) -> None:
         ("ls enigne", "did you mean 'engines'"),
         ("ls lib", "did you mean 'libraries'"),
         ("ls functions more", "unexpected argument 'more'"),
-        ("--json ls", "after the verb"),
+        ("--json ls", "after the command"),
         ("bench lst", "did you mean 'list'"),
         ("serve --prto 80", "did you mean '--port'"),
         ("serve --frontend 2", "did you mean '--frontends'"),
