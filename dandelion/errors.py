@@ -388,7 +388,8 @@ class Unauthorized(FunctionError):
 
     def __str__(self) -> str:
         tail = f"\n{self.traceback.rstrip()}" if self.traceback else ""
-        return f"function '{self.function}' may not {self.what}{tail}"
+        text = f"function '{self.function}' may not {self.what}"
+        return f"{text}; a sandbox has no files, network or programs: pass data as inputs{tail}"
 
 
 @dataclass(eq=False)
@@ -483,7 +484,7 @@ class SecretMissing(DandelionError):
 
     def __str__(self) -> str:
         needs = f"function '{self.function}' needs the secret '{self.name}'{_hint(self.nearest)}"
-        return f"{needs}; the operator adds it to the file that the setting 'secrets' names"
+        return f"{needs}; ask the operator to add it to the file that the setting 'secrets' names"
 
 
 # --- the invocation -------------------------------------------------------------------------
@@ -624,7 +625,7 @@ class DeviceFull(CapacityError):
         needed = f"{self.needed_bytes} bytes" if self.needed_bytes > 0 else "more memory"
         return (
             f"{self.device}: the call needs {needed}, its engine has {self.pool_bytes} bytes for "
-            "buffers; use smaller inputs, or options of the device with fewer workers or weights"
+            "buffers; use smaller inputs, or lower the backend's options 'workers' or 'weights'"
         )
 
 
@@ -694,7 +695,7 @@ class NoEngine(DandelionError):
         return (
             f"function '{self.function}' has code for {', '.join(self.formats) or 'nothing'}; "
             f"this node runs {', '.join(self.available) or 'nothing'}; "
-            "'dandelion ls backends' says what others need"
+            "'dandelion ls backends' shows what other backends need"
         )
 
 
@@ -753,7 +754,7 @@ class InternalError(DandelionError):
     detail: str = ""
 
     def __str__(self) -> str:
-        return f"internal error (a bug of Dandelion): {self.message}"
+        return f"internal error (a bug of Dandelion, please report it): {self.message}"
 
 
 def root_of(error: DandelionError) -> DandelionError:

@@ -253,7 +253,9 @@ class Registrar:
         compositions = self._compositions(texts, {f.name: f for f in functions})
         for name in [*names, *(c.name for c in compositions)]:
             if name in self.platform:
-                raise Conflict("function", name, "a platform function has this name; rename it")
+                raise Conflict(
+                    "function", name, "a function of this node has this name; rename yours"
+                )
         self._check_users({f.name: f for f in functions}, compositions)
         return Batch(functions, compositions, list(self._libraries.values()), self._blobs)
 
@@ -303,7 +305,7 @@ class Registrar:
                 yield Problem("static-secret", f"set '{set_name}' is also static", where)
             elif name not in known:
                 message = f"this tenant has no secret '{name}'"
-                listed = ", ".join(known) or "the operator names a file by 'secrets'"
+                listed = ", ".join(known) or "a secret of the file that the setting 'secrets' names"
                 yield Problem("unknown-secret", message, where, expected=listed,
                               nearest=nearest(name, known) or "")  # fmt: skip
         if document.cache:
@@ -492,9 +494,8 @@ class Registrar:
             problems = validate(parse(record.text, record.name), known)
             if problems:
                 used = sorted(new.keys() & set(record.uses))
-                raise Conflict(
-                    "composition", record.name, f"a new {', '.join(used)} breaks it: {problems[0]}"
-                )
+                message = f"the new version of {', '.join(used)} breaks it; register both together"
+                raise Conflict("composition", record.name, f"{message}: {problems[0]}")
 
 
 def signature_of(found: FunctionSpec | CompositionRecord) -> FunctionSignature:
