@@ -395,7 +395,9 @@ def _token(parser: VerbParser, local: VerbParser) -> None:
             metavar="FILE",
             help="file of tokens (DANDELION_TOKENS)",
         )
-    new.add_argument("--tenant", default="default", help="who calls with it; default %(default)s")
+    new.add_argument(
+        "--tenant", default="default", help="tenant of its requests; default %(default)s"
+    )
     new.add_argument(
         "--rights",
         required=True,

@@ -120,7 +120,7 @@ class SentCall:
 
 @dataclass(slots=True, eq=False)
 class _Loaded:
-    """A function that the process has, and for whom. It keeps the memory of its static sets."""
+    """A function that the process has, and its users. It keeps the memory of its static sets."""
 
     function: Function
     flows: set[Flow]

@@ -977,11 +977,11 @@ class Node:
     ) -> Activity:
         """Tell what a tenant did lately: invocations, and calls by function."""
         scheduler = self._runtime.scheduler
-        asked = query or ActivityQuery()
+        requested = query or ActivityQuery()
 
         def ask() -> Activity:
             invocations, flows = scheduler.invocations.values(), scheduler.calls.flows.values()
-            return activity_of(self._activity, tenant, asked, invocations, flows)
+            return activity_of(self._activity, tenant, requested, invocations, flows)
 
         return self._loop.call(ask) if self._state is NodeState.RUNNING else ask()
 
@@ -991,7 +991,7 @@ class Node:
         """Tell what the node has and what is free.
 
         Args:
-            tenant: who asks: only its own row is shown, and engines in total. None shows all.
+            tenant: of the caller: only its own row is shown, and engines in total. None shows all.
             function: also tell what would happen to a call of this function of the tenant (by
                 default of the default tenant); see `Admission`.
             version: of the function; by default the newest.

@@ -43,7 +43,7 @@ class TokenRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     Attributes:
         name: identifies the token in logs.
         sha256: of the token, 64 hexadecimal digits in lower case.
-        tenant: who calls with it.
+        tenant: of requests with it.
         rights: what it allows.
         expires: from then on it is refused; it has a time zone.
         rate: requests per second; None is no limit.
