@@ -226,10 +226,10 @@ class Cudnn(Library):
 
     def _trim(self) -> None:
         """Drop plans that are used least recently."""
-        excess = len(self._known) - _KNOWN
-        if excess > 0:
+        spare = len(self._known) - _KNOWN
+        if spare > 0:
             idle = [k for k, plan in self._known.items() if plan is None or not plan.users]
-            for key in idle[:excess]:
+            for key in idle[:spare]:
                 gone = self._known.pop(key)
                 if gone is not None:
                     self._release(gone.own)

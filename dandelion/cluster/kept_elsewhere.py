@@ -52,7 +52,7 @@ class KeptElsewhere:
     Args:
         copies: of this node.
         membership, links: the other nodes.
-        requested: names of the nodes that have copies, if this one has not; None if each node has
+        asked: names of the nodes that have copies, if this one has not; None if each node has
             copies of its own invocations only.
 
     Attributes:
@@ -64,12 +64,12 @@ class KeptElsewhere:
         copies: KeptCopies,
         membership: Membership,
         links: Mapping[str, OutLink],
-        requested: Sequence[str] | None,
+        asked: Sequence[str] | None,
     ) -> None:
         self._copies = copies
         self._membership = membership
         self._links = links
-        self._asked = requested
+        self._asked = asked
         self.service: KeptService | None = None
 
     # --- asking -----------------------------------------------------------------------------------
@@ -84,8 +84,8 @@ class KeptElsewhere:
         if not found.id and self._asked != ():
             names = self._links if self._asked is None else self._asked
             links = [self._links[name] for name in names if name in self._links]
-            requested = [self._ask_key(link, FindKey(tenant, key)) for link in links]
-            found = next((one for one in await asyncio.gather(*requested) if one.id), found)
+            asked = [self._ask_key(link, FindKey(tenant, key)) for link in links]
+            found = next((one for one in await asyncio.gather(*asked) if one.id), found)
         if found.id and found.digest != digest:
             raise KeyReused(key, found.id)
         return found.id or None
@@ -131,8 +131,8 @@ class KeptElsewhere:
     ) -> KeptPage:
         """Add what all other nodes list to a page of this one; lost nodes are missing in it."""
         question = ListKept(tenant, state, after, limit)
-        requested = [self._ask(link, question, OLDER_S) for link in self._links.values()]
-        told = [one for one, _ in await asyncio.gather(*requested) if one is not None]
+        asked = [self._ask(link, question, OLDER_S) for link in self._links.values()]
+        told = [one for one, _ in await asyncio.gather(*asked) if one is not None]
         pages = [own, *(one.page for one in told if one.page is not None)]
         return _merged(pages, limit)
 
@@ -242,8 +242,8 @@ class KeptElsewhere:
             if isinstance(question, CancelKept):
                 return Told(view=self.service.cancel(question.id, question.tenant))
             if isinstance(question, ListKept):
-                requested = (question.tenant, question.state, question.after, question.limit)
-                return Told(page=views.list(*requested))
+                asked = (question.tenant, question.state, question.after, question.limit)
+                return Told(page=views.list(*asked))
             return self._not_here(question)
         except Unknown:
             return self._not_here(question)

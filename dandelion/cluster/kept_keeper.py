@@ -85,8 +85,8 @@ class KeptKeeper:
         self._journals: KeptJournals | None = None
         self._takeover: KeptTakeover | None = None
         self._service: KeptService | None = None
-        requested = None if apart else () if name in voters else voters
-        self.elsewhere = KeptElsewhere(self._copies, membership, links, requested)
+        asked = None if apart else () if name in voters else voters
+        self.elsewhere = KeptElsewhere(self._copies, membership, links, asked)
 
     # --- the node's side --------------------------------------------------------------------------
 
@@ -199,42 +199,42 @@ class KeptKeeper:
             log.exception("a question of %s cannot be answered", peer)
         return Answer(b"")
 
-    async def _answer(self, requested: Asked, data: Bytes) -> Answer:
-        if isinstance(requested, AskLife):
+    async def _answer(self, asked: Asked, data: Bytes) -> Answer:
+        if isinstance(asked, AskLife):
             return Answer(encode_kept(Life(self._life)))
-        if isinstance(requested, Write):
-            return Answer(encode_kept(await self._write(requested, data)))
-        if isinstance(requested, Offer):
-            return Answer(encode_kept(await self._offered(requested)))
-        if isinstance(requested, Prepare):
-            return Answer(encode_kept(self._prepare(requested)))
-        if isinstance(requested, ReadData):
-            return await self._read(requested)
-        if isinstance(requested, FindKey):
-            return Answer(encode_kept(self.elsewhere.keyed(requested.tenant, requested.key)))
-        return await self.elsewhere.answer(requested)
+        if isinstance(asked, Write):
+            return Answer(encode_kept(await self._write(asked, data)))
+        if isinstance(asked, Offer):
+            return Answer(encode_kept(await self._offered(asked)))
+        if isinstance(asked, Prepare):
+            return Answer(encode_kept(self._prepare(asked)))
+        if isinstance(asked, ReadData):
+            return await self._read(asked)
+        if isinstance(asked, FindKey):
+            return Answer(encode_kept(self.elsewhere.keyed(asked.tenant, asked.key)))
+        return await self.elsewhere.answer(asked)
 
-    async def _write(self, requested: Write, data: Bytes) -> Written:
-        if not self._accepts(requested.journal, requested.ballot):
-            return Written(self._copies.ballot(requested.journal))
+    async def _write(self, asked: Write, data: Bytes) -> Written:
+        if not self._accepts(asked.journal, asked.ballot):
+            return Written(self._copies.ballot(asked.journal))
         assert self._journals is not None, "it has links"
         view = memoryview(data).cast("B")
         at = 0
         local: list[StoreStep] = []
         before: Before = {}
-        for step in requested.steps:
+        for step in asked.steps:
             chunk, at = view[at : at + step.size], at + step.size
             record = step.record
             before.setdefault(step.id, self._copies.records.get(step.id))
             if record is None:
-                if self._copies.drop(requested.journal, step.id, step.version):
+                if self._copies.drop(asked.journal, step.id, step.version):
                     local.append(Drop(step.id))
                 continue
             if _ID.fullmatch(step.id) is None:  # stores make names of files of it
                 raise BadPeer("an id of an invocation is none")
             if at > view.nbytes or record.id != step.id or record.mark is None:
                 raise BadPeer("a version of an invocation is not whole")
-            if record.mark.journal != requested.journal:
+            if record.mark.journal != asked.journal:
                 raise BadPeer("a version belongs to another journal")
             known = self._copies.records.get(step.id)
             has_data = known is not None and mark_of(known).data == record.mark.data
@@ -260,33 +260,33 @@ class KeptKeeper:
         self._journals.fence(journal, ballot)
         return True
 
-    async def _offered(self, requested: Offer) -> Wanted:
-        if not self._accepts(requested.journal, requested.ballot):
-            return Wanted(self._copies.ballot(requested.journal))
+    async def _offered(self, asked: Offer) -> Wanted:
+        if not self._accepts(asked.journal, asked.ballot):
+            return Wanted(self._copies.ballot(asked.journal))
         assert self._journals is not None, "it has links"
-        wanted, gone = self._copies.compare(requested.journal, requested.records)
+        wanted, gone = self._copies.compare(asked.journal, asked.records)
         before: Before = {id_: self._copies.records.get(id_) for id_ in gone}
         for id_, version in gone.items():
-            self._copies.drop(requested.journal, id_, version)
+            self._copies.drop(asked.journal, id_, version)
         if gone:
             await self._journals.store([Drop(id_) for id_ in gone], before)
         return Wanted(None, wanted)
 
-    def _prepare(self, requested: Prepare) -> Promise:
-        if not self._copies.prepare(requested.journal, requested.ballot):
-            return Promise(self._copies.ballot(requested.journal))
+    def _prepare(self, asked: Prepare) -> Promise:
+        if not self._copies.prepare(asked.journal, asked.ballot):
+            return Promise(self._copies.ballot(asked.journal))
         assert self._journals is not None, "it has links"
-        self._journals.fence(requested.journal, requested.ballot)
-        records = tuple([self._copies.records[id_] for id_ in self._copies.ids(requested.journal)])
-        return Promise(None, records, self._copies.dropped(requested.journal))
+        self._journals.fence(asked.journal, asked.ballot)
+        records = tuple([self._copies.records[id_] for id_ in self._copies.ids(asked.journal)])
+        return Promise(None, records, self._copies.dropped(asked.journal))
 
-    async def _read(self, requested: ReadData) -> Answer:
+    async def _read(self, asked: ReadData) -> Answer:
         assert self._journals is not None, "it has links"
-        record: KeptRecord | None = self._copies.records.get(requested.id)
-        if record is None or mark_of(record).data != requested.data:
+        record: KeptRecord | None = self._copies.records.get(asked.id)
+        if record is None or mark_of(record).data != asked.data:
             return Answer(encode_kept(DataOf(False)))
         try:
-            data = await self._journals.read(requested.id, requested.part)
+            data = await self._journals.read(asked.id, asked.part)
         except Unknown:
             return Answer(encode_kept(DataOf(False)))
         return Answer(encode_kept(DataOf(True)), () if data is None else (data,))

@@ -158,8 +158,8 @@ class KeptTakeover:
         own = Promise(None, self._records(journal), self._copies.dropped(journal))
         promises = {self._name: own}
         others = [name for name in self._voters if name in self._links]
-        requested = [self._ask(name, Prepare(journal, ballot)) for name in others]
-        for name, answer in zip(others, await asyncio.gather(*requested), strict=True):
+        asked = [self._ask(name, Prepare(journal, ballot)) for name in others]
+        for name, answer in zip(others, await asyncio.gather(*asked), strict=True):
             if answer is None:
                 continue
             if answer.refused is not None:

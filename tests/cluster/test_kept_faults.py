@@ -243,10 +243,10 @@ def test_an_invocation_that_failed_as_something_is_unknown_is_no_unknown_invocat
 
 def test_too_many_callers_that_wait_end_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(questions, "QUESTIONS_LIMIT", 1)
-    requested: list[bytes] = []
+    asked: list[bytes] = []
 
     async def answer(peer: str, content: bytes, data: Bytes) -> Answer:
-        requested.append(content)
+        asked.append(content)
         await asyncio.sleep(60)
         return Answer(b"")
 
@@ -257,7 +257,7 @@ def test_too_many_callers_that_wait_end_no_link(monkeypatch: pytest.MonkeyPatch)
         await asyncio.sleep(0)
         made.received(Question(2, b"second"), None)
         control.send.assert_called_once_with(Reply(2, b""))
-        assert requested == [b"first"]
+        assert asked == [b"first"]
         made.close("the end")
 
     asyncio.run(run())
