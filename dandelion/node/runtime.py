@@ -495,7 +495,10 @@ class Runtime:
         self.changed()
 
     def done(self, call: CallState, outputs: InstanceSets) -> None:
-        self._raise(partial(self._done, call, outputs))
+        if self._carrying:  # as in `_raise`, for the most frequent event
+            self._done(call, outputs)
+        else:
+            self._raise(partial(self._done, call, outputs))
 
     def _done(self, call: CallState, outputs: InstanceSets) -> None:
         if call.members:
@@ -549,7 +552,8 @@ class Runtime:
         assert call.engine is not None, "the scheduler chose one"
         executor = self.executors[call.engine.id]
         executor.send(call, action.evict, action.keep)
-        self._flush_later(executor)
+        if executor.collects:
+            self._sent_to[executor] = None
 
     def _plan(self, action: Plan) -> None:
         executor = self.executors[action.engine.id]

@@ -270,7 +270,10 @@ class Sending:
         flow = call.flow
         tenant = flow.tenant
         calls = call.members or (call,)
-        needed = sum([one.demand.output_bytes or 0 for one in calls if one.demand is not None])
+        needed = 0
+        for one in calls:
+            if one.demand is not None:
+                needed += one.demand.output_bytes or 0
         if tenant.arena_bytes + needed > tenant.quota.arena_bytes:
             self._recount(tenant)
             left = tenant.quota.arena_bytes - tenant.arena_bytes
