@@ -86,7 +86,7 @@ LEAVE_LIMIT_S = 2.0
 
 
 class Watcher(Protocol):
-    """Reports when descriptors are ready; see `dandelion.node.runtime`."""
+    """Reports when descriptors are ready; see `dandelion.node.poll`."""
 
     def watch(self, fd: int, ready: Callable[[], None]) -> None:
         """Call `ready` on the loop whenever there is something to read."""
