@@ -85,7 +85,8 @@ class ActionCarrier:
         assert call.engine is not None, "the scheduler chose one"
         executor = self._executors[call.engine.id]
         executor.send(call, action.evict, action.keep)
-        self._flush_later(executor)
+        if executor.collects:
+            self.sent_to[executor] = None
 
     def _plan(self, action: Plan) -> None:
         executor = self._executors[action.engine.id]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, TypeVarTuple
 
 from dandelion.driver import InstanceSets
 from dandelion.errors import DandelionError, EngineDied
@@ -16,6 +15,13 @@ from dandelion.node.observer import Observer
 from dandelion.scheduler import CallState, EngineState, Scheduler
 
 Happening: TypeAlias = Callable[[], None]
+Arguments = TypeVarTuple("Arguments")
+
+
+class Raise(Protocol):
+    """Raises an event at once, or in the next turn."""
+
+    def __call__(self, event: Callable[[*Arguments], None], *given: *Arguments) -> None: ...
 
 
 class ExecutorAnswers:
@@ -25,7 +31,7 @@ class ExecutorAnswers:
         scheduler: whose events are raised.
         jobs: keeps results of calls that were looked for.
         observer: sees what happens.
-        raise_: raises an event at once, or in the next turn.
+        raise_: raises an event, given as function and arguments.
         post: has something done on the loop soon; from any thread.
 
     Attributes:
@@ -37,7 +43,7 @@ class ExecutorAnswers:
         scheduler: Scheduler,
         jobs: Jobs,
         observer: Observer,
-        raise_: Callable[[Happening], None],
+        raise_: Raise,
         post: Callable[[Happening], None],
     ) -> None:
         self._scheduler = scheduler
@@ -48,14 +54,14 @@ class ExecutorAnswers:
         self.changed: Callable[[], None] = lambda: None
 
     def up(self, engine: EngineState, info: StartedEngine) -> None:
-        self._raise(partial(self._up, engine, info))
+        self._raise(self._up, engine, info)
 
     def _up(self, engine: EngineState, info: StartedEngine) -> None:
         self._scheduler.fleet.up(engine, info.name, info.capacity, time.monotonic_ns())
         self.changed()
 
     def start_failed(self, engine: EngineState, error: DandelionError) -> None:
-        self._raise(partial(self._start_failed, engine, error))
+        self._raise(self._start_failed, engine, error)
 
     def _start_failed(self, engine: EngineState, error: DandelionError) -> None:
         self._scheduler.fleet.failed(engine, error, time.monotonic_ns())
@@ -64,7 +70,7 @@ class ExecutorAnswers:
     def lost(
         self, engine: EngineState, error: EngineDied, begun: Mapping[int, DandelionError]
     ) -> None:
-        self._raise(partial(self._lost, engine, error, begun))
+        self._raise(self._lost, engine, error, begun)
 
     def _lost(
         self, engine: EngineState, error: EngineDied, begun: Mapping[int, DandelionError]
@@ -76,7 +82,7 @@ class ExecutorAnswers:
         self.changed()
 
     def done(self, call: CallState, outputs: InstanceSets) -> None:
-        self._raise(partial(self._done, call, outputs))
+        self._raise(self._done, call, outputs)
 
     def _done(self, call: CallState, outputs: InstanceSets) -> None:
         if call.members:
@@ -102,7 +108,7 @@ class ExecutorAnswers:
         self._scheduler.calls.batch_done(batch, parts, batch.ended_ns)
 
     def failed(self, call: CallState, error: DandelionError, begun: bool = True) -> None:
-        self._raise(partial(self._failed, call, error, begun))
+        self._raise(self._failed, call, error, begun)
 
     def _failed(self, call: CallState, error: DandelionError, begun: bool) -> None:
         if call.engine is not None:
@@ -112,7 +118,7 @@ class ExecutorAnswers:
         self._scheduler.calls.failed(call, error, time.monotonic_ns(), begun)
 
     def planned(self, call: CallState) -> None:
-        self._raise(partial(self._planned, call))
+        self._raise(self._planned, call)
 
     def _planned(self, call: CallState) -> None:
         assert call.demand is not None, "its executor wrote it down"

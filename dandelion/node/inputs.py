@@ -46,9 +46,16 @@ def positional(plan: CompositionPlan, sets: Mapping[str, ItemSet | None]) -> Inp
 
 
 def converted(plan: CompositionPlan, sets: Mapping[str, Value]) -> dict[str, ItemSet | None]:
-    """Make sets of Python values; see `dandelion.data.item_set`."""
-    specs = {s.name: s for s in plan.inputs}
-    return {n: item_set(n, value, specs.get(n)) for n, value in sets.items()}
+    """Make sets of Python values, see `dandelion.data.item_set`; others than the plan's are None.
+
+    `positional` refuses these.
+    """
+    made: dict[str, ItemSet | None] = {}
+    for spec in plan.inputs:
+        name = spec.name
+        if name in sets:
+            made[name] = item_set(name, sets[name], spec)
+    return made if len(made) == len(sets) else {**dict.fromkeys(sets), **made}
 
 
 def _refuse_others(

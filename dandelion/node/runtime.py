@@ -25,7 +25,7 @@ from dandelion.errors import DandelionError, DeadlineExceeded
 from dandelion.executors import Executor, to_dandelion_error
 from dandelion.node.action_carrier import ActionCarrier
 from dandelion.node.capacity import BusyMeter
-from dandelion.node.executor_answers import ExecutorAnswers
+from dandelion.node.executor_answers import Arguments, ExecutorAnswers
 from dandelion.node.jobs import Jobs
 from dandelion.node.observer import Observer
 from dandelion.node.poll import Poll
@@ -366,12 +366,12 @@ class Runtime:
             lambda: self.scheduler.fleet.resized(engine, places, time.monotonic_ns()),
         )
 
-    def _raise(self, event: Callable[[], None]) -> None:
+    def _raise(self, event: Callable[[*Arguments], None], *given: *Arguments) -> None:
         """Raise an event: at once while an action is carried out, else in the next turn."""
         if self._carrying:
-            event()
+            event(*given)
             return
-        self._events.append(event)
+        self._events.append(partial(event, *given))
         if not self._working and not self.poll.gathering:
             self._continue_soon()
 
