@@ -11,7 +11,8 @@ from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocu
 from dandelion.driver import load_driver
 from dandelion.errors import InvalidComposition, InvalidFunction, InvalidInput, TooLarge
 from dandelion.function import Digest, FunctionSpec, Limits, StaticItem
-from dandelion.registration import TEXT_LIMIT_BYTES, Registrar, Target
+from dandelion.registration import Registrar, Target
+from dandelion.registration.compositions import TEXT_LIMIT_BYTES
 
 
 def refusal(**fields: Any) -> str:
