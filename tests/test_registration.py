@@ -1,5 +1,6 @@
 """Registration refuses declarations and documents that cannot run."""
 
+import gc
 from typing import Any
 
 import msgspec
@@ -67,6 +68,15 @@ def test_a_set_of_something_else_than_items_is_refused() -> None:
         item_set("a", ItemSet("a", (Item("i"), impostor)))
 
 
+class Text(bytes):
+    """Content that counts how often it is freed."""
+
+    freed = 0
+
+    def __del__(self) -> None:
+        Text.freed += 1
+
+
 def test_no_content_of_a_document_is_retained() -> None:
     """Its contents may be large."""
     null = load_driver("null").checker()
@@ -74,17 +84,22 @@ def test_no_content_of_a_document_is_retained() -> None:
         MemoryCatalog(), {}, {"null": null}, lambda _: (Target(null, ("sm_90",)),)
     )
     function = FunctionDocument("F", ("a",), ("b",), code=(CodeDocument("null"),))
-    good = RegistrationDocument(functions=(function,), libraries={"L": "text"})
-    bad = RegistrationDocument(functions=(function,), compositions=("composition",))
+    text = Text(b"text")
+    freed = Text.freed
+    good = RegistrationDocument(functions=(function,), libraries={"L": text})
+    bad = RegistrationDocument(
+        functions=(function,), compositions=("composition",), libraries={"L": text}
+    )
     draft = registrar.draft(good)
     assert len(draft.codes) == len(draft.preparations) == 1
+    assert draft.blobs[draft.batch.libraries[0].digest] is text
     registrar.batch(draft)
-    assert not registrar._blobs
     with pytest.raises(InvalidComposition):
         registrar.draft(bad)
-    assert not registrar._codes
-    assert not registrar._preparations
-    assert not registrar._blobs
+    del good, bad, draft, text
+    gc.collect()
+    assert Text.freed == freed + 1
+    assert registrar  # it is what might have kept it
 
 
 def test_a_record_of_before_items_had_types_is_read() -> None:

@@ -19,7 +19,7 @@ from dandelion.registration.functions import FunctionReader, blobs_of
 _NO_CAPS = Limits(**dict.fromkeys(Limits.__struct_fields__, LARGEST))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Registrar:
     """Checks documents against a catalogue and the backends.
 
