@@ -1,6 +1,7 @@
 """Registration refuses declarations and documents that cannot run."""
 
 import gc
+import sys
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocu
 from dandelion.driver import load_driver
 from dandelion.errors import InvalidComposition, InvalidFunction, InvalidInput, TooLarge
 from dandelion.function import Digest, FunctionSpec, Limits, StaticItem
-from dandelion.registration import Registrar, Target
+from dandelion.registration import Registrar, Target, blobs_of
 from dandelion.registration.compositions import TEXT_LIMIT_BYTES
 
 
@@ -68,15 +69,6 @@ def test_a_set_of_something_else_than_items_is_refused() -> None:
         item_set("a", ItemSet("a", (Item("i"), impostor)))
 
 
-class Text(bytes):
-    """Content that counts how often it is freed."""
-
-    freed = 0
-
-    def __del__(self) -> None:
-        Text.freed += 1
-
-
 def test_no_content_of_a_document_is_retained() -> None:
     """Its contents may be large."""
     null = load_driver("null").checker()
@@ -84,22 +76,23 @@ def test_no_content_of_a_document_is_retained() -> None:
         MemoryCatalog(), {}, {"null": null}, lambda _: (Target(null, ("sm_90",)),)
     )
     function = FunctionDocument("F", ("a",), ("b",), code=(CodeDocument("null"),))
-    text = Text(b"text")
-    freed = Text.freed
-    good = RegistrationDocument(functions=(function,), libraries={"L": text})
+    good = RegistrationDocument(functions=(function,), libraries={"L": "a text"})
     bad = RegistrationDocument(
-        functions=(function,), compositions=("composition",), libraries={"L": text}
+        functions=(function,), compositions=("composition",), libraries={"L": "another text"}
     )
     draft = registrar.draft(good)
     assert len(draft.codes) == len(draft.preparations) == 1
-    assert draft.blobs[draft.batch.libraries[0].digest] is text
     registrar.batch(draft)
+    blobs = blobs_of(bad)
     with pytest.raises(InvalidComposition):
-        registrar.draft(bad)
-    del good, bad, draft, text
+        registrar.draft(bad, blobs)
+    [bad_text] = [blob for blob in blobs.values() if blob]
+    good_text, alone = draft.blobs[draft.batch.libraries[0].digest], bytes(bytearray(b"alone"))
+    del good, bad, draft, blobs
     gc.collect()
-    assert Text.freed == freed + 1
-    assert registrar  # it is what might have kept it
+    counts = [sys.getrefcount(text) for text in (good_text, bad_text, alone)]
+    assert counts[0] == counts[1] == counts[2]
+    assert registrar.checkers  # it is there, and might have kept them
 
 
 def test_a_record_of_before_items_had_types_is_read() -> None:
