@@ -225,7 +225,6 @@ class EngineStarter:
                 self._around,
                 processes,
                 self._runtime.poll,
-                self._demands,
                 driver.checker().binary,
             )
         )
