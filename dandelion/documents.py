@@ -210,7 +210,7 @@ def python_function(
         text = source.read_text() if isinstance(source, Path) else source
     name = name or entry
     if name is None:
-        raise InvalidInput("name", "a function given as text needs a name")
+        raise InvalidInput("name", "a function given as text needs a name", "give name=...")
     options = {"entry": entry or name}
     if imports:
         options["imports"] = ",".join(imports)
@@ -431,5 +431,6 @@ def _cannot_register(thing: object) -> InvalidInput:
 def _add(code: dict[str, Content], name: str, value: ContentLike | bytes) -> None:
     made = content(value)
     if name in code and code[name].bytes() != made.bytes():
-        raise InvalidInput(f"libraries.{name}", "it is given twice, with different content")
+        message = "it is given twice, with different content"
+        raise InvalidInput(f"libraries.{name}", message, "give one of them another name")
     code[name] = made

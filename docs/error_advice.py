@@ -51,7 +51,7 @@ ADVICE = {
         "[what is captured](python-functions.md#what-is-captured).",
     ),
     "WrongUsage": Advice(
-        "An argument of a command is wrong. The exit code is 2.", "See `dandelion VERB --help`."
+        "An argument of a command is wrong. The exit code is 2.", "See `dandelion COMMAND --help`."
     ),
     "ProgramFailed": Advice(
         "A Python file that describes functions raised an exception when it was loaded.",

@@ -126,7 +126,7 @@ def test_what_can_be_registered(remote: Command, tmp_path: Path, kind: str) -> N
     ("file", "content", "code", "said"),
     [
         ("x.txt", "", 1, "cannot be registered"),
-        ("x.py", "pass", 1, "no function document()"),
+        ("x.py", "pass", 1, "nothing to register; put @dandelion.function"),
         ("x.py", "def document(): return 3", 1, "returned a int"),
         ("x.py", "def", 1, "cannot be loaded"),
         ("x.py", "import no_such_module_here", 1, "cannot be loaded"),
@@ -291,7 +291,7 @@ def test_unreachable(command: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("", "VERB"),
+        ("", "COMMAND"),
         ("nothing", "not one of serve, init"),
         ("invok", "did you mean 'invoke'"),
         ("invoke", "required: NAME;"),
@@ -302,7 +302,7 @@ def test_unreachable(command: Command) -> None:
         ("ls enigne", "did you mean 'engines'"),
         ("ls lib", "did you mean 'libraries'"),
         ("ls functions more", "unexpected argument 'more'"),
-        ("--json ls", "after the verb"),
+        ("--json ls", "after the command"),
         ("bench lst", "did you mean 'list'"),
         ("serve --prto 80", "did you mean '--port'"),
         ("serve --frontend 2", "did you mean '--frontends'"),

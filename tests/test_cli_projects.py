@@ -95,7 +95,7 @@ def test_run(command: Command, app: Path) -> None:
         ("x = (", "was never closed"),
         ("import nothing_like_this", "nothing_like_this"),
         ("1 / 0", "ZeroDivisionError"),
-        ("x = 1", "no function document()"),
+        ("x = 1", "nothing to register; put @dandelion.function"),
         ("import os; os._exit(3)", "code 3"),
         ("import sys; sys.exit('bye')", "bye"),
     ],

@@ -341,7 +341,7 @@ def test_a_plate_is_one_call_however_long_it_takes(node: Node) -> None:
         assert heat_plate.agrees(heat_plate.results(result.sets), heat_plate.expected(given))
 
 
-def test_a_plate_that_never_settles_says_so(node: Node) -> None:
+def test_a_plate_that_does_not_converge_says_so(node: Node) -> None:
     node.register(heat_plate.document())
     given = heat_plate.inputs(np.eye(4, dtype=np.float32), -1.0)
     results = heat_plate.results(node.invoke("heat_plate", **given))

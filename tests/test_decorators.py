@@ -214,7 +214,7 @@ def test_a_file_with_decorated_functions_can_be_registered(tmp_path: Path) -> No
     assert [f.name for f in found.functions] == ["f"]
     assert len(found.compositions) == 1
     path.write_text("x = 1\n")
-    with pytest.raises(InvalidInput, match="no function document"):
+    with pytest.raises(InvalidInput, match="nothing to register; put @dandelion"):
         read_sources([path])
 
 

@@ -197,7 +197,10 @@ def test_optional_fields_stay_optional() -> None:
         (TooLarge("body", 9, 8), ["make it smaller"]),
         (ContextFull("shared", 9, 8), ["shared", "9 bytes", "8 free", "smaller inputs"]),
         (ContextFull("shared", 9, 8, "raise 'x'"), ["shared", "9 bytes", "8 free", "raise 'x'"]),
-        (DeviceFull("cuda:0", 9, 8), ["cuda:0", "9 bytes", "has 8 bytes", "fewer workers"]),
+        (
+            DeviceFull("cuda:0", 9, 8),
+            ["cuda:0", "9 bytes", "has 8 bytes", "lower the backend's options 'workers'"],
+        ),
         (DeviceFull("cuda:0", 0, 8), ["cuda:0", "more memory", "has 8 bytes"]),
         (Problem("c", "no x", "f:1:2", nearest="y", hint="add x"), ["f:1:2: no x; add x", "'y'"]),
     ],

@@ -358,18 +358,18 @@ def test_leases_are_found_by_their_bytes(arena: ArenaMap) -> None:
 
 
 def test_slabs_are_filled_and_given_back(arena: ArenaMap) -> None:
-    asked: list[int] = []
-    slabs = Slabs(lambda: asked.append(1))
+    requested: list[int] = []
+    slabs = Slabs(lambda: requested.append(1))
     leases = Leases(arena, lambda size: pytest.fail("nothing is asked for"))
     assert slabs.place(b"x") is None  # there is none yet
-    assert len(asked) == 2
+    assert len(requested) == 2
     for number in (1, 2):
         slabs.add(number, leases.leased(number, number * SLAB_BYTES, SLAB_BYTES))
     data = os.urandom(SLAB_BYTES // 4)
     places = [slabs.place(data) for _ in range(5)]
     assert places[:4] == [(1, i * len(data)) for i in range(4)]
     assert places[4] == (2, 0)
-    assert len(asked) == 3
+    assert len(requested) == 3
     assert bytes(arena.view[2 * SLAB_BYTES : 2 * SLAB_BYTES + len(data)]) == data
     assert leases.gone() == (1,)
     slabs.add(3, None)  # no room

@@ -749,12 +749,12 @@ class Names(AbstractResolver):
 
     def __init__(self, **answers: list[list[str]]) -> None:
         self.answers = answers
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        self.asked.append(host)
+        self.requested.append(host)
         answers = self.answers[host.split(".")[0]]
         addresses = answers.pop(0) if len(answers) > 1 else answers[0]
         return [
@@ -850,7 +850,7 @@ def test_only_the_checked_address_is_connected_to() -> None:
         async with raw(OK, host="127.0.0.2") as server, engine({"allow": "127.0.0.2"}, names) as e:
             url = f"http://flips.example:{port_of(server.url)}/"
             assert only(await e.run(a_call(get(url))))[1] == b"ok"
-        assert names.asked == ["flips.example"]  # asked once, and connected to that answer
+        assert names.requested == ["flips.example"]  # asked once, and connected to that answer
 
     run(scenario())
 
@@ -865,7 +865,7 @@ def test_a_name_that_moves_inside_between_hops_is_refused() -> None:
                     await e.run(a_call(get(f"http://flips.example:{port_of(outside.url)}/")))
             assert len(outside.requests) == 1
             assert inside.requests == []
-        assert len(names.asked) == 2
+        assert len(names.requested) == 2
 
     run(scenario())
 

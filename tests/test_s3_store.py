@@ -471,7 +471,7 @@ class Redirecting(http.server.BaseHTTPRequestHandler):
     server: RedirectingServer
 
     def do_GET(self) -> None:
-        self.server.asked += 1
+        self.server.requested += 1
         target = self.server.target
         self.send_response(307 if target else 200)
         if target:
@@ -496,12 +496,12 @@ class RedirectingServer(http.server.ThreadingHTTPServer):
 
     Attributes:
         target: URL where it redirects to.
-        asked: how many requests have come.
+        requested: how many requests have come.
     """
 
     daemon_threads = True
     target = ""
-    asked = 0
+    requested = 0
 
     @property
     def url(self) -> str:
@@ -539,8 +539,8 @@ def test_a_read_is_not_redirected_to_another_address(function: str) -> None:
                     await e.run(store_call("s3", function, {"r": "s k"}))
                 assert not caught.value.transient
                 assert host not in str(caught.value)
-            assert hidden.asked == 0
-            assert front.asked >= 5
+            assert hidden.requested == 0
+            assert front.requested >= 5
             front.target = ""
             if function == "S3Get":
                 done = await e.run(store_call("s3", function, {"r": "s k"}))
@@ -558,7 +558,7 @@ def test_writes_are_not_redirected() -> None:
                 await e.run(store_call("s3", "S3Put", {"k": b"x"}, {"t": "s k"}))
             with pytest.raises(RequestFailed, match="redirects"):
                 await e.run(store_call("s3", "S3Delete", {"r": "s k"}))
-        assert hidden.asked == 0
+        assert hidden.requested == 0
 
     with redirecting() as front, redirecting("127.0.0.2") as hidden:
         run(scenario(front, hidden))
@@ -602,7 +602,7 @@ def test_proxies_of_the_environment_are_not_used(
             monkeypatch.setenv(name, proxy.url)
         async with s3(server) as e:
             await e.run(store_call("s3", "S3Put", {"k": b"x"}, {"t": "s k"}))
-        assert proxy.asked == 0
+        assert proxy.requested == 0
 
     with redirecting() as proxy:
         run(scenario(proxy))

@@ -243,14 +243,16 @@ def engines(call: ConvolutionCall, graph: Any, made: Descriptors) -> Iterator[An
         never |= _NEVER_EXACT
     for mode in HEURISTICS:
         try:
-            asked = made.made(
+            requested = made.made(
                 Kind.HEURISTICS,
                 [
                     (Attribute.HEURISTICS_GRAPH, ValueType.DESCRIPTOR, pointers([graph])),
                     (Attribute.HEURISTICS_MODE, ValueType.HEURISTICS_MODE, integer(mode)),
                 ],
             )
-            found = made.parts(asked, Attribute.HEURISTICS_RESULTS, Kind.ENGINE_CONFIG, _CONFIGS)
+            found = made.parts(
+                requested, Attribute.HEURISTICS_RESULTS, Kind.ENGINE_CONFIG, _CONFIGS
+            )
         except DeviceFault:
             continue  # it has no engine for such a graph
         for config in found:

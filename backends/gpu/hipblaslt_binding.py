@@ -135,9 +135,9 @@ class Translated:
         return int(self._set_preference(preference, _WORKSPACE, value, size))
 
     def _heuristic(self, *arguments: Any) -> int:
-        *asked, wanted, proposals, count = arguments
+        *requested, wanted, proposals, count = arguments
         found = (_Heuristic * wanted)()
-        status = int(self._ask(*asked, wanted, found, count))
+        status = int(self._ask(*requested, wanted, found, count))
         for ours, theirs in zip(proposals, found, strict=True):
             ctypes.memmove(
                 ctypes.addressof(ours), ctypes.addressof(theirs), ctypes.sizeof(_Algorithm)

@@ -136,16 +136,16 @@ def is_selected(one: StoredResponse, request: HttpRequest) -> bool:
 
 def is_usable(one: StoredResponse, request: HttpRequest, now_s: float) -> bool:
     """Tell whether a response may be used for a request without validation."""
-    asked, said = _directives(request), _response_directives(one.headers)
+    requested, said = _directives(request), _response_directives(one.headers)
     pragma = "cache-control" not in dict(request.headers) and "no-cache" in (
         _value(request, "pragma") or ""
     )
-    if "no-cache" in asked or "no-cache" in said or pragma:
+    if "no-cache" in requested or "no-cache" in said or pragma:
         return False
     left_s = lifetime_s(one) - age_s(one, now_s)
     if left_s <= 0:
         return False
-    most_s, fresh_s = _seconds(asked.get("max-age")), _seconds(asked.get("min-fresh"))
+    most_s, fresh_s = _seconds(requested.get("max-age")), _seconds(requested.get("min-fresh"))
     if most_s is not None and age_s(one, now_s) > most_s:
         return False
     return fresh_s is None or left_s >= fresh_s

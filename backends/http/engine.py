@@ -170,11 +170,11 @@ class HttpEngine(AsyncEngine):
             return self._served(known, item, room, call.domain)
         if not passes and rules.only_if_cached(request):
             return head_item((1, 1), 504, ()), b""
-        asked = request
+        requested = request
         if known is not None:
-            asked = replace(request, headers=request.headers + rules.validators(known))
+            requested = replace(request, headers=request.headers + rules.validators(known))
         sent_s = self._clock()
-        async with await self._send(asked) as response:
+        async with await self._send(requested) as response:
             times_s = sent_s, self._clock()
             for url in rules.invalidated(request, response.status, response.raw_headers):
                 cache.drop(call.tenant, url)

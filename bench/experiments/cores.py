@@ -53,7 +53,7 @@ class _Phase:
     """What was measured in one phase: latencies by kind of call, and moved cores."""
 
     early: dict[str, Samples] = field(default_factory=dict)
-    settled: dict[str, Samples] = field(default_factory=dict)
+    steady: dict[str, Samples] = field(default_factory=dict)
     cores: str = ""
 
 
@@ -73,7 +73,7 @@ async def _phase(
     """Have callers call for some time."""
     found = _Phase({k: Samples([]) for k in callers}, {k: Samples([]) for k in callers})
     begun = time.perf_counter_ns()
-    settled, end = begun + round(early_s * 1e9), begun + round((early_s + seconds) * 1e9)
+    steady, end = begun + round(early_s * 1e9), begun + round((early_s + seconds) * 1e9)
     text = f"GET http://127.0.0.1:{port}/ HTTP/1.1\n\n".encode()
     sets = {
         "compute": ("work", {"x": ItemSet("x", (Item("x", 0, b"1"),))}),
@@ -86,7 +86,7 @@ async def _phase(
             await node.invoke_sets_async(name, inputs)
             now = time.perf_counter_ns()
             if now < end:
-                (found.settled if now >= settled else found.early)[kind].ns.append(now - start)
+                (found.steady if now >= steady else found.early)[kind].ns.append(now - start)
 
     await asyncio.gather(*(caller(kind) for kind, count in callers.items() for _ in range(count)))
     return found
@@ -131,7 +131,7 @@ def _panels(
     made = []
     for kind in ("compute", "I/O"):
         for key, title, span in (
-            ("settled", f"{kind}: calls after the first {early_s:g} s of a phase", seconds),
+            ("steady", f"{kind}: calls after the first {early_s:g} s of a phase", seconds),
             ("early", f"{kind}: calls in the first {early_s:g} s of a phase", early_s),
         ):
             rows = []
@@ -158,7 +158,7 @@ def _budgets(
     if bench.quick:
         return ()
     lines = []
-    for phase, key in (("compute", "settled-compute"), ("I/O", "settled-io")):
+    for phase, key in (("compute", "steady-compute"), ("I/O", "steady-io")):
         rates = {d: rows[key, phase, d]["achieved_per_s"] for d in DIVISIONS}
         best = max(rates[d] for d in DIVISIONS if ":" in d and d != CONTROLLED)
         path = f"cores moved by load over the best fixed division, {phase}"

@@ -119,8 +119,8 @@ class EdgeNodes:
         """Give the ways that work here, for an item of this content."""
         here = self._copied_here
         yield Edge("caller to null", partial(self._call, "Null", data), True, 0, here)
-        asked = partial(self.connection.ask, request_head("/v1/invoke/Null", len(data)), data)
-        yield Edge("HTTP body to null", asked, True, 0, self._copied_there)
+        requested = partial(self.connection.ask, request_head("/v1/invoke/Null", len(data)), data)
+        yield Edge("HTTP body to null", requested, True, 0, self._copied_there)
         for backend, name in ((PYTHON, "Python"), (NATIVE, "native"), (WASM, "wasm")):
             if backend in self.working:
                 call = partial(self._call, FUNCTIONS[backend], data)

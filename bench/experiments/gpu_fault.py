@@ -38,7 +38,7 @@ from .gpu_sharing import CheckedCall, on_nodes, one_block
 
 GOOD_CALLERS = 7
 BARE_FAULTS = 3
-PREPARED, AT_ONCE = "a spare waits", "right after another"
+PREPARED, AT_ONCE = "a standby process is ready", "right after another"
 LIMITS_MS = {PREPARED: 150.0, AT_ONCE: 1500.0}
 """The longest permitted outage after the device has reported the fault."""
 

@@ -97,9 +97,9 @@ def _measured(
     bench: Bench, running: RunningContender, requests: RequestsOf, rate: float, seconds: float
 ) -> LoadResult:
     warm_up_s = min(0.3, seconds / 3)
-    asked = requests(running, round(rate * (seconds + warm_up_s)) + 2)
+    requested = requests(running, round(rate * (seconds + warm_up_s)) + 2)
     return open_loop(
-        running.server.port, asked, rate_per_s=rate, seconds=seconds, warm_up_s=warm_up_s,
+        running.server.port, requested, rate_per_s=rate, seconds=seconds, warm_up_s=warm_up_s,
         connections=bench.pick(16, 32, 128), seed=bench.seed,
     )  # fmt: skip
 

@@ -132,15 +132,15 @@ def cold(bench: Bench) -> Findings:
 
 def mixed(work: Workload, codes: Sequence[Workload], hot_percent: int) -> RequestsOf:
     """Ask for 100, 50 or 0 % of hot calls, and for cold codes, one after the other, in between."""
-    asked: dict[str, int] = {}
+    requested: dict[str, int] = {}
 
     def requests(running: RunningContender, count: int) -> Sequence[HttpRequest]:
         hot_call = running.request(work)
         if hot_percent == 100:
             return [hot_call]
-        start = asked.get(running.name, 0)
+        start = requested.get(running.name, 0)
         cold_calls = min(len(codes), count * (100 - hot_percent) // 100 + 1)
-        asked[running.name] = start + cold_calls
+        requested[running.name] = start + cold_calls
         chosen = [codes[(start + i) % len(codes)] for i in range(cold_calls)]
         made = [running.unchecked(code.name, hot_call.body) for code in chosen]
         return made if not hot_percent else [r for call in made for r in (hot_call, call)]

@@ -135,13 +135,13 @@ def open_loop(
                 load.fail(error)
 
     with ThreadPoolExecutor(min(count, 256)) as pool:
-        asked = []
+        requested = []
         for due, tenant in zip(arrivals.tolist(), tenants.tolist(), strict=True):
             time.sleep(max(0.0, begin + due - time.perf_counter()))
-            asked.append(pool.submit(ask, tenant, due))
-        wait(asked, patience_s)
+            requested.append(pool.submit(ask, tenant, due))
+        wait(requested, patience_s)
         system.give_up(True)
-        for done in asked:
+        for done in requested:
             done.result()
         system.give_up(False)
     load.latency = Samples.of_us(took_us)

@@ -165,7 +165,7 @@ class KeptBooks:
         """Choose what is forgotten for something new: the oldest that ended, as many as necessary.
 
         Args:
-            tenant: who keeps more.
+            tenant: the one that would store more.
             number: how many more; with 0 only what is too much already is to be forgotten.
             size_bytes: how many bytes more; may be below 0.
 

@@ -196,7 +196,8 @@ def absolute(node: ast.ImportFrom, module: str, is_package: bool) -> str:
     parts = module.split(".")
     drop = node.level - (1 if is_package else 0)
     if drop >= len(parts) and drop > 0:
-        raise InvalidInput("import", f"a relative import of '{module}' leaves its package")
+        message = f"a relative import of '{module}' leaves its package"
+        raise InvalidInput("import", message, "import the module by its full name")
     base = parts[: len(parts) - drop] if drop else parts
     return ".".join([*base, *([node.module] if node.module else [])])
 

@@ -71,7 +71,7 @@ def _show(changes: list[PlannedChange], out: Output) -> None:
 def _agrees() -> bool:
     if not sys.stdin.isatty():
         return False
-    return input("Callers break. Deploy? [y/N] ").strip().lower() in ("y", "yes")
+    return input("This change breaks callers. Deploy it? [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _read(state: Path) -> dict[str, _Deployed]:
@@ -80,7 +80,8 @@ def _read(state: Path) -> dict[str, _Deployed]:
     except FileNotFoundError:
         return {}
     except msgspec.DecodeError as error:
-        raise InvalidInput(str(state), f"it is damaged: {error}", "remove it") from None
+        hint = "remove it; '--undo' is then possible after the next deployment"
+        raise InvalidInput(str(state), f"it is damaged: {error}", hint) from None
 
 
 def _write(state: Path, found: dict[str, _Deployed]) -> None:
@@ -98,11 +99,15 @@ def _undo(client: Client, state: Path, out: Output) -> int:
     found = _read(state)
     deployed = found.get(client.url)
     if deployed is None or not deployed.things:
-        raise WrongUsage("--undo", f"nothing was deployed to {client.url} from here")
+        hint = "it takes back what 'dandelion deploy' of this file did; check FILE and --url"
+        raise WrongUsage("--undo", f"nothing of it was deployed to {client.url}", hint)
     for kind, name, version, _ in deployed.things:
         newest = client.describe(name).version
         if newest != version:
-            message = f"version {newest} was registered after version {version}"
+            message = (
+                f"version {newest} was registered after version {version} of this deployment; "
+                f"remove it first: dandelion rm {name} --version {newest}"
+            )
             raise Conflict(kind, name, message)
     order = {"composition": 0, "function": 1, "library": 2}  # what uses others goes first
     for kind, name, version, _ in sorted(deployed.things, key=lambda one: order[one[0]]):

@@ -75,7 +75,7 @@ class MainParser(Parser):
         """Parse the command line."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown and unknown[0] in ("--json", "--debug", "--url"):
-            self.error(f"write '{unknown[0]}' after the verb, as in 'dandelion ls {unknown[0]}'")
+            self.error(f"write '{unknown[0]}' after the command, as in 'dandelion ls {unknown[0]}'")
         self.refuse_unknown(unknown)
         return parsed, []
 

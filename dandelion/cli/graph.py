@@ -33,7 +33,7 @@ def run(arguments: Arguments, out: Output) -> int:
     return 0
 
 
-def _format(target: Path | None, asked: str | None) -> str:
+def _format(target: Path | None, requested: str | None) -> str:
     """Select the format from ``--format`` and the suffix of the file, which must agree.
 
     Raises:
@@ -41,16 +41,16 @@ def _format(target: Path | None, asked: str | None) -> str:
     """
     suffix = target.suffix.lower() if target is not None else ""
     if not suffix:
-        return asked or "text"
+        return requested or "text"
     meant = SUFFIXES.get(suffix)
     if meant is None:
         supported = f"the suffixes are {', '.join(SUFFIXES)}"
         if suffix in (".png", ".pdf", ".jpg", ".jpeg"):
             supported += "; an SVG can be converted, for example by rsvg-convert"
         raise WrongUsage(f"-o {target}", f"a graph cannot be written as {suffix}", supported)
-    if asked not in (None, meant):
+    if requested not in (None, meant):
         raise WrongUsage(
-            f"-o {target}", f"{suffix} means {meant}, not {asked}", "change one of them"
+            f"-o {target}", f"{suffix} means {meant}, not {requested}", "change one of them"
         )
     return meant
 

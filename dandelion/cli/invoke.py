@@ -66,7 +66,7 @@ def read_sets(arguments: Iterable[str]) -> dict[str, Any]:
     for argument in arguments:
         left, equals, value = argument.partition("=")
         if not equals or not left.rstrip(":"):
-            raise WrongUsage(f"'{argument}'", "not a set", "write set=text or set=@file")
+            raise WrongUsage(f"'{argument}'", "not SET=VALUE", "write set=text or set=@file")
         name = left.removesuffix(":")
         if left.endswith(":"):
             made: Any = _json(name, value)
@@ -126,8 +126,9 @@ def _only_set(result: Sets, name: str) -> Sets:
 def _only_item(result: Sets) -> Item:
     items = [item for items in result.values() if items is not None for item in items]
     if len(items) != 1:
-        hint = "select a set with --set, or use --json"
-        raise InvalidInput("result", f"it has {len(items)} items, not one", hint)
+        hint = "select a set of one item with --set, or use --json"
+        message = f"it has {len(items)} items, and --raw and -o write exactly one"
+        raise InvalidInput("result", message, hint)
     return items[0]
 
 

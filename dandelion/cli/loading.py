@@ -54,7 +54,8 @@ def load_program(path: Path) -> tuple[RegistrationDocument, tuple[str, ...]]:
         data = answer.read()
         code = process.wait()
     if not data:
-        raise ProgramFailed(str(path), f"its process ended with code {code}", (str(path),))
+        message = f"it ended its process with code {code}; expected a file that only defines things"
+        raise ProgramFailed(str(path), message, (str(path),))
     loaded = msgspec.msgpack.decode(data, type=Loaded)
     if loaded.error is not None:
         cause = from_record(loaded.error)

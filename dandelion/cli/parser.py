@@ -93,7 +93,7 @@ def make_parser() -> MainParser:
     )
     parser.add_argument("--version", action="version", version=f"dandelion {__version__}")
     verbs = parser.add_subparsers(
-        dest="verb", required=True, metavar="VERB", parser_class=VerbParser
+        dest="verb", required=True, metavar="COMMAND", parser_class=VerbParser
     )
     local, remote = _common()
     _serve(verbs.add_parser("serve", parents=[local], help="run a node"))
@@ -126,7 +126,7 @@ def make_parser() -> MainParser:
     )
     _version(capacity)
     cluster = verbs.add_parser("cluster", help="show the nodes of a cluster")
-    cluster_verbs = cluster.add_subparsers(dest="cluster_verb", required=True, metavar="VERB")
+    cluster_verbs = cluster.add_subparsers(dest="cluster_verb", required=True, metavar="COMMAND")
     cluster_verbs.add_parser("status", parents=[remote], help="show what a node knows of it")
     _logs(verbs.add_parser("logs", parents=[remote], help="show what functions wrote"))
     for verb, text in (("describe", "describe one name"), ("rm", "remove a name or a version")):
@@ -382,7 +382,7 @@ def _serve(parser: VerbParser) -> None:
 
 
 def _token(parser: VerbParser, local: VerbParser) -> None:
-    verbs = parser.add_subparsers(dest="token_verb", required=True, metavar="VERB")
+    verbs = parser.add_subparsers(dest="token_verb", required=True, metavar="COMMAND")
     new = verbs.add_parser("new", parents=[local], help="make a token and print it once")
     listing = verbs.add_parser("list", parents=[local], help="list tokens, without the tokens")
     remove = verbs.add_parser("remove", parents=[local], help="remove a token")
@@ -395,7 +395,9 @@ def _token(parser: VerbParser, local: VerbParser) -> None:
             metavar="FILE",
             help="file of tokens (DANDELION_TOKENS)",
         )
-    new.add_argument("--tenant", default="default", help="who calls with it; default %(default)s")
+    new.add_argument(
+        "--tenant", default="default", help="tenant of its requests; default %(default)s"
+    )
     new.add_argument(
         "--rights",
         required=True,
@@ -408,7 +410,7 @@ def _token(parser: VerbParser, local: VerbParser) -> None:
 
 
 def _bench(parser: VerbParser, local: VerbParser) -> None:
-    verbs = parser.add_subparsers(dest="bench_verb", required=True, metavar="VERB")
+    verbs = parser.add_subparsers(dest="bench_verb", required=True, metavar="COMMAND")
     listing = verbs.add_parser("list", parents=[local], help="list experiments")
     running = verbs.add_parser("run", parents=[local], help="run experiments")
     for verb in (listing, running):

@@ -63,7 +63,7 @@ def _chosen(name: str, registered: list[str], document: RegistrationDocument) ->
         if name not in registered:
             close = nearest(name, registered)
             hint = f"did you mean '{close}'?" if close else f"it has {', '.join(registered)}"
-            raise WrongUsage(name, "the file does not describe it", hint)
+            raise WrongUsage(name, "the file has no function or composition of this name", hint)
         return name
     functions = {function.name for function in document.functions}
     compositions = [one for one in registered if one not in functions]
@@ -72,4 +72,5 @@ def _chosen(name: str, registered: list[str], document: RegistrationDocument) ->
     if not compositions and len(registered) == 1:
         return registered[0]
     listed = ", ".join(compositions or registered)
-    raise WrongUsage("FILE", "it describes several", f"write FILE:NAME with one of {listed}")
+    several = "compositions" if compositions else "functions"
+    raise WrongUsage("FILE", f"it has several {several}", f"write FILE:NAME with one of {listed}")

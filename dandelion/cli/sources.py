@@ -71,7 +71,8 @@ def _read(path: Path) -> list[RegistrationDocument]:
             return [_document_of(_package_module(path), path)]
         files = [p for p in sorted(path.iterdir()) if p.suffix in _DOCUMENTS]
         if not files:
-            raise InvalidInput(str(path), "it has no bundle.py, *.dandelion, *.json, *.msgpack")
+            hint = "expected bundle.py, or files *.dandelion, *.json or *.msgpack"
+            raise InvalidInput(str(path), "the folder has nothing to register", hint)
         return [document for file in files for document in _read(file)]
     if path.suffix == ".dandelion":
         return [RegistrationDocument(compositions=(_text(path),))]
@@ -101,8 +102,8 @@ def _document_of(module: ModuleType, path: Path) -> RegistrationDocument:
         decorated = [v for v in vars(module).values() if isinstance(v, _DECORATED)]
         if decorated:
             return collect(decorated)
-        hint = "or put @dandelion.function above its functions"
-        raise InvalidInput(str(path), "it has no function document()", hint)
+        hint = "put @dandelion.function above its functions, or define document()"
+        raise InvalidInput(str(path), "the file has nothing to register", hint)
     document = make()
     if not isinstance(document, RegistrationDocument):
         kind = type(document).__name__

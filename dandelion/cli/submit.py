@@ -12,7 +12,7 @@ from dandelion.cli.parser import Arguments
 
 def run(arguments: Arguments, out: Output) -> int:
     """Submit, print the id, and perhaps follow."""
-    asked = KeptRequest(
+    requested = KeptRequest(
         name=arguments.name,
         version=arguments.version_,
         deadline_s=arguments.deadline,
@@ -21,7 +21,7 @@ def run(arguments: Arguments, out: Output) -> int:
         callback=arguments.callback,
     )
     with connect(arguments) as client:
-        handle = client.submit_sets(asked, read_sets(arguments.sets))
+        handle = client.submit_sets(requested, read_sets(arguments.sets))
         if arguments.follow:
             return follow(handle, out)
         if out.as_json:

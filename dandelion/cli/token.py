@@ -23,7 +23,7 @@ def run(arguments: Arguments, out: Output) -> int:
     """Carry out one of the three verbs."""
     if not arguments.tokens:
         hint = "give --tokens FILE, or set DANDELION_TOKENS"
-        raise WrongUsage("token", "there is no file of tokens", hint)
+        raise WrongUsage("token", "no file of tokens is named", hint)
     path = Path(arguments.tokens)
     if arguments.token_verb == "new":
         _new(path, arguments, out)
@@ -49,7 +49,8 @@ def _new(path: Path, arguments: Arguments, out: Output) -> None:
     with locked(path):
         records = read_tokens(path) if path.exists() else ()
         if any(record.name == arguments.name for record in records):
-            raise Conflict("token", arguments.name, "a token has this name; remove it before")
+            message = "a token has this name; remove it first, or choose another name"
+            raise Conflict("token", arguments.name, message)
         check_records([*records, record])
         write_tokens(path, [*records, record])
     if out.as_json:

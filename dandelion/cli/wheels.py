@@ -28,7 +28,7 @@ def run(arguments: Arguments, out: Output) -> int:
     requirements = read_requirements(_requirements(document), str(path))
     if not requirements:
         raise WrongUsage(
-            str(path), "its functions name no packages", "@dd.function(packages=[...])"
+            str(path), "its functions name no packages", "name them: @dd.function(packages=[...])"
         )
     folder = arguments.wheels or wheel_folder(path)
     before = _wheels(folder)
@@ -40,7 +40,9 @@ def run(arguments: Arguments, out: Output) -> int:
     for name in sorted(found - before):
         out.line(f"  {name}")
     new = len(found - before)
-    out.line(f"{new} new wheels in {folder}" if new else f"{folder} has all of them")
+    out.line(
+        f"{new} new wheel{'s' * (new > 1)} in {folder}" if new else f"{folder} has all of them"
+    )
     return 0
 
 

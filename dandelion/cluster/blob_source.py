@@ -104,8 +104,8 @@ class BlobSource:
             raise Unknown("blob", digest)
         peers: Future[list[BlobPeer]] = Future()
         self._post(partial(self._tell_peers, digest, peers))
-        asked = self._result(peers)
-        for peer in reversed(asked or []):
+        requested = self._result(peers)
+        for peer in reversed(requested or []):
             found: Future[Bytes | None] = Future()
             self._post(partial(_ask, peer, digest, found))
             data = self._result(found)

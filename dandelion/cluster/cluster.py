@@ -26,7 +26,7 @@ from dandelion.cluster.ballots import Command
 from dandelion.cluster.blob_source import BlobSource
 from dandelion.cluster.catalog import ClusterCatalog, refused_on_loop, unacknowledged
 from dandelion.cluster.control_end import ControlEnd
-from dandelion.cluster.departure import Departure
+from dandelion.cluster.departure import ClusterShutdown
 from dandelion.cluster.discovery import Discovery
 from dandelion.cluster.doors import Door, bound_socket
 from dandelion.cluster.exchange import Exchange
@@ -60,7 +60,7 @@ SILENT_NS = 2 * DEAD_NS
 log = logging.getLogger("dandelion.cluster")
 
 
-class Cluster(NodeSide, Departure):
+class Cluster(NodeSide, ClusterShutdown):
     """One node's part of a cluster. Use it for one node.
 
     Args:

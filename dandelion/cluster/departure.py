@@ -24,7 +24,7 @@ DRAIN_S = 5.0
 log = logging.getLogger("dandelion.cluster")
 
 
-class Departure:
+class ClusterShutdown:
     """The end of a `Cluster`, which has the attributes."""
 
     thread: int

@@ -75,7 +75,7 @@ class _Transfer:
     fetches: list[_Fetch]
     remember: bool
     target: memoryview | None = None
-    asked: int = 0
+    requested: int = 0
     arrived: int = 0
     pending: dict[int, int] = field(default_factory=dict)
 
@@ -226,11 +226,11 @@ class Exchange:
         """Ask for further pieces, as many as the window has room for."""
         while self._queue and self._outstanding < WINDOW and self._frames is not None:
             transfer = self._queue[0]
-            size = min(PIECE_BYTES, transfer.region.size - transfer.asked)
-            offset = transfer.asked
-            transfer.asked += size
+            size = min(PIECE_BYTES, transfer.region.size - transfer.requested)
+            offset = transfer.requested
+            transfer.requested += size
             transfer.pending[offset] = size
-            if transfer.asked == transfer.region.size:
+            if transfer.requested == transfer.region.size:
                 self._queue.popleft()
             self._outstanding += 1
             self._frames.send(Pull(transfer.number, transfer.region.region, offset, size))

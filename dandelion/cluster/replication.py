@@ -334,27 +334,27 @@ class Replica:
         if attempt is None or message.ballot != attempt.ballot or name not in self.voters:
             return
         attempt.promises[name] = message
-        if attempt.asked is None and len(attempt.promises) >= self.majority:
+        if attempt.requested is None and len(attempt.promises) >= self.majority:
             best = max(attempt.promises.values(), key=lambda one: one.accepted)
-            attempt.asked = best.command or attempt.command
+            attempt.requested = best.command or attempt.command
             for voter in self.voters:
-                self._send(voter, Accept(attempt.place, attempt.ballot, attempt.asked))
+                self._send(voter, Accept(attempt.place, attempt.ballot, attempt.requested))
 
     def _counted(self, name: str, message: Accepted) -> None:
         attempt = self._round
         if attempt is None or message.ballot != attempt.ballot or name not in self.voters:
             return
         attempt.accepted.add(name)
-        if len(attempt.accepted) == self.majority and attempt.asked is not None:
+        if len(attempt.accepted) == self.majority and attempt.requested is not None:
             for voter in self.voters:
                 if voter != self.me:
-                    self._send(voter, Chosen(attempt.place, (attempt.asked,)))
-            self._send(self.me, Chosen(attempt.place, (attempt.asked,)))
+                    self._send(voter, Chosen(attempt.place, (attempt.requested,)))
+            self._send(self.me, Chosen(attempt.place, (attempt.requested,)))
 
     def _outbid(self, message: Outbid, now_ns: int) -> None:
         self._highest = max(self._highest, message.ballot[0])
         attempt = self._round
-        if attempt is not None and message.place == attempt.place and attempt.asked is None:
+        if attempt is not None and message.place == attempt.place and attempt.requested is None:
             pause_ns = self._random.randrange(PATIENCE_NS // 4)
             attempt.until_ns = min(attempt.until_ns, now_ns + pause_ns)
 

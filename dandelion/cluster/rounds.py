@@ -59,7 +59,7 @@ class Round:
     command: Command
     promises: dict[str, Promise] = field(default_factory=dict)
     accepted: set[str] = field(default_factory=set)
-    asked: Command | None = None
+    requested: Command | None = None
     until_ns: int = 0
 
 

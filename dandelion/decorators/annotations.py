@@ -101,7 +101,7 @@ class Kinds:
             parts = get_args(found)
             if outputs is not None and outputs != len(parts):
                 message = f"it has {len(parts)} values for {outputs} output sets"
-                raise InvalidInput("result", message)
+                raise InvalidInput("result", message, "name one output set for each value")
             return tuple(self._result(part) for part in parts)
         if outputs is not None and outputs > 1:
             return (self._of_each(found),) * outputs

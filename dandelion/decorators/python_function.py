@@ -162,7 +162,9 @@ class PythonFunction(FunctionHandle):
         for name in (*self._options.static, *self._options.secrets):
             if name not in names:
                 message = f"fixed set '{name}' is not a parameter of '{self.function.__name__}'"
-                raise _problem(self.function, "unknown-set", message, ", ".join(names))
+                raise _problem(
+                    self.function, "unknown-set", message, f"parameters are {', '.join(names)}"
+                )
 
     def __repr__(self) -> str:
         return f"<function {self._signature}>"
@@ -220,11 +222,12 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     for parameter in found:
         if parameter.kind not in _BY_NAME:
             message = f"parameter '{parameter}' cannot be an input set"
-            raise _problem(function, "bad-parameter", message, "parameters with names")
+            raise _problem(function, "bad-parameter", message, "write it without * and **")
         if parameter.name == FILES:
-            raise _problem(function, "bad-parameter", f"the name '{FILES}' is reserved")
+            message = f"the name '{FILES}' is reserved"
+            raise _problem(function, "bad-parameter", message, "rename the parameter")
     if inspect.iscoroutinefunction(inspect.unwrap(function)):
-        raise _problem(function, "async-entry", "the function must not be async")
+        raise _problem(function, "async-entry", "the function must not be async", "remove async")
     return found
 
 
@@ -244,7 +247,7 @@ def _output_specs(
     text = annotation if isinstance(annotation, str) else str(annotation)
     if text.startswith(("tuple[", "Tuple[", "typing.Tuple[")) and "..." not in text:
         message = "a function that returns several values has to name its output sets"
-        raise _problem(function, "no-outputs", message, 'outputs=["first", "second"]')
+        raise _problem(function, "no-outputs", message, 'add outputs=["first", "second"]')
     return (SetSpec(RESULT),)
 
 

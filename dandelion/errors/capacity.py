@@ -83,7 +83,7 @@ class DeviceFull(CapacityError):
         needed = f"{self.needed_bytes} bytes" if self.needed_bytes > 0 else "more memory"
         return (
             f"{self.device}: the call needs {needed}, its engine has {self.pool_bytes} bytes for "
-            "buffers; use smaller inputs, or options of the device with fewer workers or weights"
+            "buffers; use smaller inputs, or lower the backend's options 'workers' or 'weights'"
         )
 
 

@@ -65,7 +65,8 @@ class Unauthorized(FunctionError):
 
     def __str__(self) -> str:
         tail = f"\n{self.traceback.rstrip()}" if self.traceback else ""
-        return f"function '{self.function}' may not {self.what}{tail}"
+        text = f"function '{self.function}' may not {self.what}"
+        return f"{text}; a sandbox has no files, network or programs: pass data as inputs{tail}"
 
 
 @dataclass(eq=False)
@@ -162,4 +163,4 @@ class SecretMissing(DandelionError):
         needs = (
             f"function '{self.function}' needs the secret '{self.name}'{suggestion(self.nearest)}"
         )
-        return f"{needs}; the operator adds it to the file that the setting 'secrets' names"
+        return f"{needs}; ask the operator to add it to the file that the setting 'secrets' names"

@@ -34,7 +34,7 @@ class NoEngine(DandelionError):
         return (
             f"function '{self.function}' has code for {', '.join(self.formats) or 'nothing'}; "
             f"this node runs {', '.join(self.available) or 'nothing'}; "
-            "'dandelion ls backends' says what others need"
+            "'dandelion ls backends' shows what other backends need"
         )
 
 
@@ -93,4 +93,4 @@ class InternalError(DandelionError):
     detail: str = ""
 
     def __str__(self) -> str:
-        return f"internal error (a bug of Dandelion): {self.message}"
+        return f"internal error (a bug of Dandelion, please report it): {self.message}"

@@ -14,7 +14,7 @@ from dandelion.scheduler import Flow
 
 @dataclass(slots=True, eq=False)
 class _Loaded:
-    """A function that the process has, and for whom. It keeps the memory of its static sets."""
+    """A function that the process has, and its users. It keeps the memory of its static sets."""
 
     function: Function
     flows: set[Flow]

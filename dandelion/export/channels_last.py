@@ -59,7 +59,7 @@ def channels_last(graph: Graph, becomes_operation: Callable[[Node], bool]) -> Gr
 
     Args:
         graph: whose operators are in the table.
-        becomes_operation: tells which convolutions become library operations.
+        becomes_operation: returns whether a convolution becomes library operations.
     """
     return _Rewriter(graph, becomes_operation).rewritten()
 

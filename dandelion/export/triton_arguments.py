@@ -149,7 +149,7 @@ class _Binder:
             case Expression():
                 self.expression(parameter, value.size)
             case Scalar():
-                self.typed(parameter, value)
+                self.set_type(parameter, value)
             case bool() | int() | float():
                 self.number(parameter, value)
             case _:
@@ -201,7 +201,7 @@ class _Binder:
             where = f"arguments.{parameter.name}"
             raise InvalidInput(where, "a size is an integer", f"the parameter is {parameter.type}")
         value = size.value if isinstance(size, Absolute) else size
-        self.typed(parameter, Scalar(kind, value))
+        self.set_type(parameter, Scalar(kind, value))
 
     def number(self, parameter: Parameter, value: bool | int | float) -> None:
         if isinstance(value, bool):
@@ -209,13 +209,13 @@ class _Binder:
             kind = self.declared(parameter) or ScalarType.U8
             self.passed[parameter.name] = Scalar(kind, int(value))
         elif isinstance(value, float):
-            self.typed(parameter, Scalar(self.declared(parameter) or ScalarType.F32, value))
+            self.set_type(parameter, Scalar(self.declared(parameter) or ScalarType.F32, value))
         elif value == 1 and parameter.specialize and not parameter.type:
             self.constant(parameter.name, 1)  # a stride of 1 shows that loads are contiguous
         else:
             small = -(2**31) <= value < 2**31
             kind = self.declared(parameter) or (ScalarType.I32 if small else ScalarType.I64)
-            self.typed(parameter, Scalar(kind, float(value) if kind.is_float else value))
+            self.set_type(parameter, Scalar(kind, float(value) if kind.is_float else value))
 
     def declared(self, parameter: Parameter) -> ScalarType | None:
         """The type that the parameter is annotated with."""
@@ -228,7 +228,7 @@ class _Binder:
             raise InvalidInput(where, f"blueprints have no numbers of type {parameter.type}", hint)
         return found
 
-    def typed(self, parameter: Parameter, value: Scalar) -> None:
+    def set_type(self, parameter: Parameter, value: Scalar) -> None:
         declared = self.declared(parameter)
         if declared not in (None, value.dtype):
             message = (

@@ -148,7 +148,7 @@ class AsyncClient:
         **sets: Value,
     ) -> AsyncInvocationHandle:
         """Submit an asynchronous invocation, and return at once, as `Client.submit`."""
-        asked = KeptRequest(
+        requested = KeptRequest(
             name=name_of(name),
             version=version,
             deadline_s=deadline_s,
@@ -156,7 +156,7 @@ class AsyncClient:
             key=key,
             callback=callback,
         )
-        return self.submitted(await self._run(client_protocol.submit(asked, sets)))
+        return self.submitted(await self._run(client_protocol.submit(requested, sets)))
 
     def submitted(self, id_: str) -> AsyncInvocationHandle:
         """Give the handle of an asynchronous invocation, by its id; nothing is sent."""

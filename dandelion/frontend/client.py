@@ -202,7 +202,7 @@ class Client:
             DandelionError: of the same class as in-process.
             Unreachable: the node gave no answer.
         """
-        asked = KeptRequest(
+        requested = KeptRequest(
             name=name_of(name),
             version=version,
             deadline_s=deadline_s,
@@ -210,11 +210,11 @@ class Client:
             key=key,
             callback=callback,
         )
-        return self.submit_sets(asked, sets)
+        return self.submit_sets(requested, sets)
 
-    def submit_sets(self, asked: KeptRequest, sets: Mapping[str, Value]) -> InvocationHandle:
+    def submit_sets(self, requested: KeptRequest, sets: Mapping[str, Value]) -> InvocationHandle:
         """Submit as `submit` does."""
-        return self.submitted(self._run(client_protocol.submit(asked, sets)))
+        return self.submitted(self._run(client_protocol.submit(requested, sets)))
 
     def submitted(self, id_: str) -> InvocationHandle:
         """Give the handle of an asynchronous invocation, by its id; nothing is sent."""

@@ -273,21 +273,21 @@ def _invocation(
     return ClientRequest("POST", path, headers, chunks, timeout_s)
 
 
-def submit(asked: KeptRequest, sets: Mapping[str, Value]) -> Steps[str]:
+def submit(requested: KeptRequest, sets: Mapping[str, Value]) -> Steps[str]:
     """Submit an asynchronous invocation; returns its id."""
     chunks = request_body(sets)
     headers = {**_MSGPACK, "Prefer": "respond-async"}
-    if asked.deadline_s is not None:
-        headers["Dandelion-Deadline"] = repr(float(asked.deadline_s))
-    if asked.priority:
-        headers["Dandelion-Priority"] = str(asked.priority)
-    if asked.key:
-        check_key("key", asked.key)
-        headers["Idempotency-Key"] = asked.key
-    if asked.callback:
-        _checked_headers({"Dandelion-Callback": asked.callback}, None)
-        headers["Dandelion-Callback"] = asked.callback
-    path = _path("/v1/invoke", asked.name, asked.version)
+    if requested.deadline_s is not None:
+        headers["Dandelion-Deadline"] = repr(float(requested.deadline_s))
+    if requested.priority:
+        headers["Dandelion-Priority"] = str(requested.priority)
+    if requested.key:
+        check_key("key", requested.key)
+        headers["Idempotency-Key"] = requested.key
+    if requested.callback:
+        _checked_headers({"Dandelion-Callback": requested.callback}, None)
+        headers["Dandelion-Callback"] = requested.callback
+    path = _path("/v1/invoke", requested.name, requested.version)
     response = yield ClientRequest("POST", path, headers, chunks)
     return _decoded(response, KeptDocument).id
 
@@ -421,8 +421,8 @@ def trace(invocation: str) -> Steps[TraceDocument]:
 
 def logs(function: str | None, invocation: str | None, after: int, limit: int) -> Steps[LogPage]:
     """Fetch lines that functions wrote."""
-    asked = {"function": function, "invocation": invocation, "after": after, "limit": limit}
-    given = {name: value for name, value in asked.items() if value is not None}
+    requested = {"function": function, "invocation": invocation, "after": after, "limit": limit}
+    given = {name: value for name, value in requested.items() if value is not None}
     path = "/v1/logs?" + urllib.parse.urlencode(given)
     return _decoded((yield ClientRequest("GET", path, {"Accept": "application/json"})), LogPage)
 
@@ -436,8 +436,8 @@ def capacity(function: str | None, version: int | None) -> Steps[NodeCapacity]:
     """Ask what is free."""
     path = "/v1/capacity"
     if function is not None:
-        asked = {"function": function} | ({} if version is None else {"version": str(version)})
-        path += "?" + urllib.parse.urlencode(asked)
+        requested = {"function": function} | ({} if version is None else {"version": str(version)})
+        path += "?" + urllib.parse.urlencode(requested)
     return _decoded((yield ClientRequest("GET", path)), NodeCapacity)
 
 

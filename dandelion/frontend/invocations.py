@@ -120,13 +120,13 @@ class Invocations:
             if sets.keys() != plan.specs.keys():
                 check_names(sets, plan.specs, plan.static)
             if b"prefer" in request.headers or b"idempotency-key" in request.headers:
-                asked = _kept_request(request, plan, deadline_s, priority)
+                requested = _kept_request(request, plan, deadline_s, priority)
                 preferences = read_preferences(request.headers.get(b"prefer", b""))
                 codecs = plan.response_codecs
                 if preferences.respond_async:
-                    return await self._kept.submit(request, asked, sets, preferences, codecs)
-                if asked.key:
-                    return await self._kept.once(request, asked, sets, codecs)
+                    return await self._kept.submit(request, requested, sets, preferences, codecs)
+                if requested.key:
+                    return await self._kept.once(request, requested, sets, codecs)
             outcome = await self._node.invoke_sets_async(
                 plan.name,
                 sets,

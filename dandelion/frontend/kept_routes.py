@@ -50,7 +50,7 @@ class KeptRoutes:
     async def submit(
         self,
         request: Request,
-        asked: KeptRequest,
+        requested: KeptRequest,
         sets: Mapping[str, ItemSet | None],
         preferences: Preferences,
         codecs: tuple[Codec, ...],
@@ -59,13 +59,13 @@ class KeptRoutes:
 
         Args:
             request: of the client.
-            asked: what to invoke.
+            requested: what to invoke.
             sets: the inputs.
             preferences: how long to wait.
             codecs: that the client accepts for the result, best first.
         """
         tenant = request.grant.tenant
-        view = await self._kept.submit(asked, sets, tenant=tenant)
+        view = await self._kept.submit(requested, sets, tenant=tenant)
         del sets
         request.invocation = view.id
         headers: list[Header] = [
@@ -87,7 +87,7 @@ class KeptRoutes:
     async def once(
         self,
         request: Request,
-        asked: KeptRequest,
+        requested: KeptRequest,
         sets: Mapping[str, ItemSet | None],
         codecs: tuple[Codec, ...],
     ) -> Response:
@@ -103,7 +103,7 @@ class KeptRoutes:
             ShuttingDown: the server drains; the request may be repeated later.
         """
         tenant = request.grant.tenant
-        view = await self._kept.submit(asked, sets, tenant=tenant)
+        view = await self._kept.submit(requested, sets, tenant=tenant)
         del sets
         request.invocation = view.id
         request.watch()

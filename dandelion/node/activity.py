@@ -120,7 +120,7 @@ def activity_of(
 
     Args:
         log: of the node.
-        tenant: who asks.
+        tenant: of the caller.
         query: which invocations it wants.
         invocations: all that run.
         flows: all functions that were called.

@@ -84,7 +84,7 @@ def capacity_of(
     Args:
         runtime, arena: of the node.
         tenants: all of them.
-        asking: for whom it is.
+        asking: the tenant that it is for.
         spec: a function of this tenant: tell what would happen to a call of it.
         shows_all: all tenants and single engines, not only what `asking` may see.
     """

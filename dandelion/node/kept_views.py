@@ -60,7 +60,7 @@ class KeptViews:
 
         Args:
             id_: of the invocation.
-            tenant: who asks.
+            tenant: of the caller.
             after: id of the last event that is known.
             wait_s: how long to wait for an event after that one, in seconds.
             end: wait for the end, and give no events.

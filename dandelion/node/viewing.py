@@ -119,11 +119,11 @@ class Viewing:
     ) -> Activity:
         """Tell what a tenant did lately: invocations, and calls by function."""
         scheduler = self._parts.runtime.scheduler
-        asked = query or ActivityQuery()
+        requested = query or ActivityQuery()
 
         def ask() -> Activity:
             invocations, flows = scheduler.invocations.values(), scheduler.calls.flows.values()
-            return activity_of(self._parts.activity, tenant, asked, invocations, flows)
+            return activity_of(self._parts.activity, tenant, requested, invocations, flows)
 
         return self._parts.ask(ask)
 
@@ -133,7 +133,7 @@ class Viewing:
         """Tell what the node has and what is free.
 
         Args:
-            tenant: who asks: only its own row is shown, and engines in total. None shows all.
+            tenant: of the caller: only its own row is shown, and engines in total. None shows all.
             function: also tell what would happen to a call of this function of the tenant (by
                 default of the default tenant); see `Admission`.
             version: of the function; by default the newest.

@@ -33,9 +33,9 @@ def policy(network: bool) -> SyscallPolicy:
     """Give the policy; `network` if there is an index."""
 
     def conditional(pid: int, denied: int) -> list[tuple[str, FilterProgram]]:
-        asked = (fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_SETFL, _F_DUPFD_CLOEXEC)
+        requested = (fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_SETFL, _F_DUPFD_CLOEXEC)
         rules = [
-            ("fcntl", only_if({1: asked}, denied)),
+            ("fcntl", only_if({1: requested}, denied)),
             ("prlimit64", only_if({0: (0,), 2: (0,)}, denied)),  # ask, of itself
             ("clone", if_bits(0, _CLONE_THREAD, denied)),
         ]

@@ -165,9 +165,8 @@ class CompositionChecks:
             problems = validate(parse(record.text, record.name), known)
             if problems:
                 used = sorted(new.keys() & set(record.uses))
-                raise Conflict(
-                    "composition", record.name, f"a new {', '.join(used)} breaks it: {problems[0]}"
-                )
+                message = f"the new version of {', '.join(used)} breaks it; register both together"
+                raise Conflict("composition", record.name, f"{message}: {problems[0]}")
 
 
 def _signature_of(found: FunctionSpec | CompositionRecord) -> FunctionSignature:

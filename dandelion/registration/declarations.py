@@ -137,7 +137,7 @@ def _secret_problems(
             yield Problem("static-secret", f"set '{set_name}' is also static", where)
         elif name not in known:
             message = f"this tenant has no secret '{name}'"
-            listed = ", ".join(known) or "the operator names a file by 'secrets'"
+            listed = ", ".join(known) or "a secret of the file that the setting 'secrets' names"
             yield Problem("unknown-secret", message, where, expected=listed,
                           nearest=nearest(name, known) or "")  # fmt: skip
     if document.cache:

@@ -112,7 +112,9 @@ class Registrar:
         compositions = checks.records(texts, by_name)
         for name in [f.name for f in functions] + [c.name for c in compositions]:
             if name in self.platform:
-                raise Conflict("function", name, "a platform function has this name; rename it")
+                raise Conflict(
+                    "function", name, "a function of this node has this name; rename yours"
+                )
         checks.check_users(by_name, compositions)
         return Batch(functions, compositions, list(reader.libraries.values()), reader.blobs)
 

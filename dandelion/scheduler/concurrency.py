@@ -66,7 +66,7 @@ class WorkerPool:
     reserve: EngineState | None = None
     look_ns: int = 0
     window: Window = field(default_factory=lambda: Window(0))
-    _settled_ns: int = 0
+    _steady_since_ns: int = 0
     _kinds: dict[tuple[Flow, int], Kind] = field(default_factory=dict)
     _like: dict[Demand | None, list[Kind]] = field(default_factory=dict)
     _used: dict[Tenant, float] = field(default_factory=dict)
@@ -101,8 +101,8 @@ class WorkerPool:
                 kind.alone_ns = kind.mean_ns
         if not engine.active:
             if engine is not self.reserve:  # one that takes no more calls; others are faster now
-                self._settled_ns = now_ns
-        elif self._settled_ns <= cycle_began_ns < now_ns:
+                self._steady_since_ns = now_ns
+        elif self._steady_since_ns <= cycle_began_ns < now_ns:
             self.window.add(kind, units, now_ns - cycle_began_ns, duration_ns)
 
     def _kind_of(self, call: CallState, size: int, each_ns: float) -> Kind:
@@ -200,7 +200,7 @@ class WorkerPool:
         if reserve is not None and (reserve.active or not reserve.sent):
             self.reserve = None
         if changed:
-            self._settled_ns = now_ns
+            self._steady_since_ns = now_ns
             self.window = Window(now_ns)
         return changed
 

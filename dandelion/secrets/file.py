@@ -56,7 +56,8 @@ def read_secrets(path: Path) -> Secrets:
 
 def _value(where: str, name: str, given: object) -> bytes:
     if SECRET_NAME.fullmatch(name) is None:
-        raise InvalidInput(where, "the name is not an identifier")
+        hint = "use letters, digits and '_', and do not begin with a digit"
+        raise InvalidInput(where, "the name is not an identifier", hint)
     match given:
         case str():
             value = given.encode()
@@ -66,13 +67,14 @@ def _value(where: str, name: str, given: object) -> bytes:
         case {"env": str() as source, **rest} if not rest:
             text = os.environ.get(source)
             if text is None:
-                raise InvalidInput(where, f"the environment has no variable {source}")
+                hint = "set it before the node is started"
+                raise InvalidInput(where, f"the environment has no variable {source}", hint)
             value = os.fsencode(text)
         case _:
             hint = 'give a text, { file = "..." } or { env = "..." }'
             raise InvalidInput(where, "it is not a value of a secret", hint)
     if not value:
-        raise InvalidInput(where, "the secret is empty")
+        raise InvalidInput(where, "the secret is empty", "give a value, or remove the entry")
     if len(value) > VALUE_LIMIT_BYTES:
         raise InvalidInput(where, f"it has more than {VALUE_LIMIT_BYTES} bytes")
     return value

@@ -43,7 +43,7 @@ class TokenRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     Attributes:
         name: identifies the token in logs.
         sha256: of the token, 64 hexadecimal digits in lower case.
-        tenant: who calls with it.
+        tenant: of requests with it.
         rights: what it allows.
         expires: from then on it is refused; it has a time zone.
         rate: requests per second; None is no limit.
@@ -68,7 +68,8 @@ class TokenRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             hint = "use 1 to 63 letters, digits, '_', '.', '@' and '-'"
             raise InvalidInput("name", f"{self.name[:64]!r} is not a valid name of a token", hint)
         if _DIGEST.fullmatch(self.sha256) is None:
-            raise InvalidInput("sha256", "it is not 64 hexadecimal digits in lower case")
+            hint = "make the token with 'dandelion token new'"
+            raise InvalidInput("sha256", "it is not 64 hexadecimal digits in lower case", hint)
         check_tenant(self.tenant)
         if not self.rights:
             raise InvalidInput("rights", "the list is empty", f"use {', '.join(right_names())}")
@@ -99,9 +100,11 @@ def check_records(records: Sequence[TokenRecord]) -> None:
         except InvalidInput as error:
             raise InvalidInput(f"{where}.{error.where}", error.message, error.hint) from None
         if record.name in names:
-            raise InvalidInput(f"{where}.name", f"'{record.name}' is given twice")
+            hint = "give each token a name of its own"
+            raise InvalidInput(f"{where}.name", f"'{record.name}' is given twice", hint)
         if record.sha256 in digests:
-            raise InvalidInput(f"{where}.sha256", "another token has the same")
+            hint = "make a new one with 'dandelion token new'"
+            raise InvalidInput(f"{where}.sha256", "another token has the same", hint)
         names.add(record.name)
         digests.add(record.sha256)
     limited = sum(record.rate is not None for record in records)

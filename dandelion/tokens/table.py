@@ -36,7 +36,7 @@ class Grant:
 
     Attributes:
         name: of the token, for logs.
-        tenant: who calls.
+        tenant: of the request.
         rights: what the caller may do.
         expires_s: end of the grant, on `time.time`.
         interval_s: time between two requests at the token's rate.

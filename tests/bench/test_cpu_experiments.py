@@ -114,12 +114,12 @@ def test_loads_that_change_are_timed_with_moved_cores(
     monkeypatch.setattr(cores, "DELAY_S", 0.02)
     found = cores.cores(brief)
     assert [panel.key for panel in found.panels] == [
-        "settled-compute", "early-compute", "settled-io", "early-io"
+        "steady-compute", "early-compute", "steady-io", "early-io"
     ]  # fmt: skip
     for panel in found.panels:
         assert [row.x for row in panel.rows] == list(cores.PHASES)
-    settled = {row.x: row.values["achieved_per_s"] for row in found.panels[2].rows}
-    assert settled["I/O"] > settled["compute"]
+    steady = {row.x: row.values["achieved_per_s"] for row in found.panels[2].rows}
+    assert steady["I/O"] > steady["compute"]
     assert not found.budgets
     assert "at the ends of the phases: " in found.notes[0]
 

@@ -107,10 +107,10 @@ class Faulty:
     """A node that says what its callers asked for, by thread."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[int, str]] = []
+        self.requested: list[tuple[int, str]] = []
 
     def invoke(self, function: str, **_: object) -> dict[str, object]:
-        self.asked.append((threading.get_ident(), function))
+        self.requested.append((threading.get_ident(), function))
         if function == "stray":
             raise Faulted("stray", "a bad address")
         return {}
@@ -124,8 +124,8 @@ def test_a_fault_right_after_another_waits_for_a_good_answer_only(
     for again, wanted in ((False, ["stray"]), (True, ["stray", "good", "stray"])):
         node = Faulty()
         seen = gpu_fault.fault_run(cast(Node, node), 0.0, 0.0, again=again)
-        assert [f for thread, f in node.asked if thread == threading.get_ident()] == wanted
-        assert len(seen.good) == sum(function == "good" for _, function in node.asked)
+        assert [f for thread, f in node.requested if thread == threading.get_ident()] == wanted
+        assert len(seen.good) == sum(function == "good" for _, function in node.requested)
         assert (seen.failed, seen.wrong, seen.lost) == (1, 0, 0)
 
 

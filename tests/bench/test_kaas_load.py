@@ -22,14 +22,14 @@ class Scripted(Tenants):
     name = "scripted"
 
     def __init__(self) -> None:
-        self.asked: list[int] = []
+        self.requested: list[int] = []
         self.given_up: list[bool] = []
         self.lock = threading.Lock()
 
     def call(self, tenant: int, body: bytes) -> bytes:
         assert body == BODIES[tenant]
         with self.lock:
-            self.asked.append(tenant)
+            self.requested.append(tenant)
         time.sleep(0.001)
         return body
 
@@ -62,7 +62,7 @@ class Broken(Scripted):
     """The second request of the first tenant fails."""
 
     def call(self, tenant: int, body: bytes) -> bytes:
-        if self.asked.count(0) >= 1 and tenant == 0:
+        if self.requested.count(0) >= 1 and tenant == 0:
             raise TimedOut("tenant", "wall", 0.0)
         return super().call(tenant, body)
 
@@ -98,8 +98,8 @@ def test_nothing_answered_is_no_rate() -> None:
 def test_a_closed_loop_asks_for_every_tenant_until_enough() -> None:
     system = Scripted()
     found = closed_loop(system, BODIES, seconds=0.0, least=9, most_s=30.0)
-    assert set(system.asked) == {0, 1, 2}
-    assert found.latency.count == len(system.asked) >= 9
+    assert set(system.requested) == {0, 1, 2}
+    assert found.latency.count == len(system.requested) >= 9
     assert found.errors == {}
     assert found.per_s > 0
     assert system.given_up[-1] is False
@@ -114,11 +114,11 @@ def test_a_tenant_that_fails_is_counted_and_leaves() -> None:
 def test_an_open_loop_asks_as_often_as_it_should() -> None:
     system = Scripted()
     found = open_loop(system, BODIES, rate_per_s=400.0, seconds=0.1, seed=1)
-    assert len(system.asked) == found.latency.count == 40
-    assert len(set(system.asked)) == 3
+    assert len(system.requested) == found.latency.count == 40
+    assert len(set(system.requested)) == 3
     again = Scripted()
     open_loop(again, BODIES, rate_per_s=400.0, seconds=0.1, seed=1)
-    assert sorted(again.asked) == sorted(system.asked)
+    assert sorted(again.requested) == sorted(system.requested)
 
 
 def test_what_is_never_answered_counts_with_the_time_until_patience_ends() -> None:

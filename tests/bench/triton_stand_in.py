@@ -356,12 +356,12 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # an answer goes out at once
     repository: Repository
-    asked = 0
+    requested = 0
 
     def do_GET(self) -> None:
         if self.path == "/v2/health/ready":
-            type(self).asked += 1  # it listens before it is ready
-            ready = type(self).asked > 1 and os.environ.get(FLAW) != "unready"
+            type(self).requested += 1  # it listens before it is ready
+            ready = type(self).requested > 1 and os.environ.get(FLAW) != "unready"
             self._reply(200 if ready and not self.repository.failed else 400, _TEXT)
             return
         name = self.path.split("/")[3]

@@ -26,10 +26,10 @@ class Peer:
 
     def __init__(self, data: Bytes | None) -> None:
         self.data = data
-        self.asked = 0
+        self.requested = 0
 
     def get_blob(self, digest: Digest, done: Callable[[Bytes | None], None]) -> None:
-        self.asked += 1
+        self.requested += 1
         done(self.data)
 
 
@@ -46,7 +46,7 @@ def test_the_next_node_is_asked_and_the_blob_is_kept() -> None:
     assert made.size(DIGEST) == len(CODE)
     assert made.blob(DIGEST) == made.blob(DIGEST) == CODE
     assert isinstance(made.blob(DIGEST), bytes)  # not a view of memory for data in flight
-    assert [peer.asked for peer in (good, absent, false)] == [1, 1, 1]
+    assert [peer.requested for peer in (good, absent, false)] == [1, 1, 1]
 
 
 def test_bytes_with_another_digest_are_never_used() -> None:
@@ -60,7 +60,7 @@ def test_a_node_that_is_gone_is_not_asked() -> None:
     made.lost(peer)
     with pytest.raises(NodeLost):
         made.blob(DIGEST)
-    assert peer.asked == 0
+    assert peer.requested == 0
     with pytest.raises(Unknown):
         made.blob(digest_of(b"never announced"))
 
@@ -70,7 +70,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     peer = Peer(CODE)
     made = source(peer)
     assert made.blob(DIGEST) == made.blob(DIGEST) == CODE
-    assert peer.asked == 2
+    assert peer.requested == 2
 
 
 @pytest.mark.parametrize("durable", [False, True])

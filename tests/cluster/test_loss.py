@@ -153,9 +153,9 @@ def test_asynchronous_invocations_of_a_killed_node_end_once_elsewhere(members: M
     ids = submitted["ids"]
     assert isinstance(ids, list)
     assert int(str(submitted["ended"])) < 150
-    asked = " ".join(["results", *ids])
-    a.write(asked)
-    b.write(asked)
+    requested = " ".join(["results", *ids])
+    a.write(requested)
+    b.write(requested)
     found, there = a.read()["results"], b.read()["results"]
     assert isinstance(found, list)
     wanted = [[f"TEXT {number} {k}" for k in range(5)] for number in range(200)]
@@ -163,6 +163,6 @@ def test_asynchronous_invocations_of_a_killed_node_end_once_elsewhere(members: M
     assert found == there  # also when they ended
     again = members.start(owner.address)
     assert again.read() == {"ready": True}
-    assert again.ask(asked)["results"] == found
+    assert again.ask(requested)["results"] == found
     for one in (a, b, again):
         assert sorted(one.ask("kept")["kept"]) == sorted(ids)  # type: ignore[call-overload]

@@ -54,8 +54,8 @@ def test_a_node_reserves_what_it_uses_and_asks_for_more(monkeypatch: pytest.Monk
 
     from dandelion.cluster.ray_control import RayControl
 
-    asked: list[list[dict[str, float]]] = []
-    monkeypatch.setattr(sdk, "request_resources", lambda bundles: asked.append(bundles))
+    requested: list[list[dict[str, float]]] = []
+    monkeypatch.setattr(sdk, "request_resources", lambda bundles: requested.append(bundles))
     ray.init(num_cpus=3, resources={"dandelion": 1}, include_dashboard=False, namespace="dandelion")
     try:
         free = ray.available_resources
@@ -65,9 +65,9 @@ def test_a_node_reserves_what_it_uses_and_asks_for_more(monkeypatch: pytest.Monk
         control = RayControl("auto", reserve)
         control.start(name, {"null": 1}, lambda other: None, lambda: wanted[0])
         wait_until(lambda: free().get("CPU") == 1 and not free().get("dandelion"), 60)
-        wait_until(lambda: asked == [[reserve] * 2], 30)
+        wait_until(lambda: requested == [[reserve] * 2], 30)
         wanted[0] = 1
-        wait_until(lambda: asked[1:] == [[reserve]], 30)
+        wait_until(lambda: requested[1:] == [[reserve]], 30)
         late = RayControl("auto", reserve)
         with pytest.raises(BackendUnavailable, match="is not free"):
             late._strategy()

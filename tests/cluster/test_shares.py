@@ -87,7 +87,7 @@ class SharedNodes:
         self.act(number)
 
     def beat(self, number: int) -> None:
-        """Every node hears what this one has run."""
+        """Every node gets the counters of this one."""
         for other in range(3):
             if self.told and other != number:
                 used = used_here(self.tenants[number].values())

@@ -19,14 +19,17 @@ def short(engine: Engine, call: Call) -> InstanceSets:
 
 
 def test_all_nodes_and_tenants_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    with nodes([[], [scripted(short, 3)]]) as (asked, other), BackgroundServer(asked) as server:
+    with (
+        nodes([[], [scripted(short, 3)]]) as (requested, other),
+        BackgroundServer(requested) as server,
+    ):
         other.register(function("work"))
-        wait_until(lambda: len(asked.records()) == 1)
+        wait_until(lambda: len(requested.records()) == 1)
         for _ in range(5):
-            asked.invoke("work", x=b"x")
+            requested.invoke("work", x=b"x")
 
         def used() -> float:
-            info = asked.cluster()
+            info = requested.cluster()
             assert info is not None
             return {m.name: m for m in info.members}[name].used_s.get("default", 0.0)
 
@@ -35,13 +38,13 @@ def test_all_nodes_and_tenants_are_shown(capsys: pytest.CaptureFixture[str]) -> 
         name = there.node
         wait_until(lambda: used() >= 0.1)
         assert used() < 5
-        own = asked.cluster()
+        own = requested.cluster()
         assert own is not None
         assert main(["cluster", "status", "--url", server.url]) == 0
         shown = capsys.readouterr().out
         for text in (name, own.node, "work 3 of 3", "default", "5 calls sent", "taken over"):
             assert text in shown
-        text = asked.metrics().decode()
+        text = requested.metrics().decode()
         assert f'dandelion_cluster_engines{{backend="work",node="{name}"}} 3.0' in text
         assert f'dandelion_cluster_node_up{{node="{name}",state="alive"}} 1.0' in text
         label = f'dandelion_cluster_tenant_engine_seconds_total{{node="{name}",tenant="default"}}'

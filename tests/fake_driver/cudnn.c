@@ -94,7 +94,7 @@ int cudnnBackendCreateDescriptor(int kind, struct descriptor **made_here)
 
 int cudnnBackendDestroyDescriptor(struct descriptor *d)
 {
-    memset(d, 0x5A, sizeof *d); /* whoever still uses it sees nothing sensible */
+    memset(d, 0x5A, sizeof *d); /* so a use after this fails */
     free(d);
     made[1]--;
     return SUCCESS;

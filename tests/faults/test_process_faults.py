@@ -243,9 +243,9 @@ def calls_after_failed_forks(engine: ProcessEngine) -> int:
     """Kill sandboxes as early as we can see them; tell how many calls died of it."""
     home = pool_of(engine)
     zygote = home.pid()
-    asked = home.ahead + 1
+    requested = home.ahead + 1
     os.kill(zygote, signal.SIGSTOP)
-    for _ in range(asked):
+    for _ in range(requested):
         home.replace()
     known = set(children(zygote))
     os.kill(zygote, signal.SIGCONT)
@@ -255,7 +255,7 @@ def calls_after_failed_forks(engine: ProcessEngine) -> int:
             known.add(pid)
             os.kill(pid, signal.SIGKILL)
             killed += 1
-    for _ in range(asked + 3):
+    for _ in range(requested + 3):
         try:
             assert first(run(engine, ECHO, b"1", left_s=20)).bytes() == b"1"
         except EngineDied:  # we were late: it had said already that it waits

@@ -356,12 +356,12 @@ def test_a_statement_that_fails_changes_nothing(
         made.append(FailingConnection(connect(*arguments, **options), code))
         return made[-1]
 
-    def asked(path: Path) -> OSError | None:
+    def requested(path: Path) -> OSError | None:
         return None if cause is None else OSError(cause, os.strerror(cause))
 
     with monkeypatch.context() as patch:
         patch.setattr(sqlite3, "connect", failing)
-        patch.setattr(disk_errors, "_probe_file_system", asked)
+        patch.setattr(disk_errors, "_probe_file_system", requested)
         with opened(folder) as catalog:
             generation, blobs = catalog.generation, blobs_in(folder)
             for step in range(1, 6):  # begin, record, version, generation, commit

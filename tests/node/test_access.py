@@ -224,16 +224,16 @@ def test_listed_names_and_pages(listed: Served) -> None:
 
 
 def test_preflights(listed: Served) -> None:
-    asked = {"Origin": APP, "Access-Control-Request-Method": "POST"}
-    answer = listed.ask("OPTIONS", "/v1/invoke/echo", asked)
+    requested = {"Origin": APP, "Access-Control-Request-Method": "POST"}
+    answer = listed.ask("OPTIONS", "/v1/invoke/echo", requested)
     assert (answer.status, answer.body) == (200, b"")
     assert answer.headers["access-control-allow-origin"] == APP
     assert answer.headers["access-control-allow-methods"] == "POST"
     allowed = set(answer.headers["access-control-allow-headers"].split(", "))
     assert {"content-type", "dandelion-dtype", "dandelion-shape"} <= allowed
-    named = listed.ask("OPTIONS", "/v1/functions/echo", asked)
+    named = listed.ask("OPTIONS", "/v1/functions/echo", requested)
     assert named.headers["access-control-allow-methods"] == "GET, DELETE"
-    assert listed.ask("OPTIONS", "/nothing", asked).status == 404
+    assert listed.ask("OPTIONS", "/nothing", requested).status == 404
     assert listed.ask("OPTIONS", "/v1/invoke/echo", {}).status == 405
     own = {"Origin": f"http://127.0.0.1:{listed.port}", "Access-Control-Request-Method": "POST"}
     assert listed.ask("OPTIONS", "/v1/invoke/echo", own).status == 405

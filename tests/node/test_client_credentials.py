@@ -32,10 +32,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 class Recorder(http.server.BaseHTTPRequestHandler):
     """Answers that nothing is registered, and keeps what was asked."""
 
-    asked: list[tuple[str, str | None, str | None]]
+    requested: list[tuple[str, str | None, str | None]]
 
     def do_GET(self) -> None:
-        self.asked.append(
+        self.requested.append(
             (self.path, self.headers.get("Authorization"), self.headers.get("X-Team"))
         )
         body = b"{}"
@@ -50,16 +50,16 @@ class Recorder(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def recording() -> Iterator[tuple[str, list[tuple[str, str | None, str | None]]]]:
-    asked: list[tuple[str, str | None, str | None]] = []
+    requested: list[tuple[str, str | None, str | None]] = []
 
     class Handler(Recorder):
         pass
 
-    Handler.asked = asked
+    Handler.requested = requested
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        yield f"http://127.0.0.1:{server.server_address[1]}", requested
         server.shutdown()
         thread.join()
 
@@ -67,12 +67,12 @@ def recording() -> Iterator[tuple[str, list[tuple[str, str | None, str | None]]]
 @pytest.mark.parametrize("prefix", ["", "/", "/prefix", "/a/b/", "/a%20b"])
 def test_a_prefix_is_put_before_the_path(prefix: str) -> None:
     with (
-        recording() as (url, asked),
+        recording() as (url, requested),
         Client(url + prefix, token=SECRET, headers={"X-Team": "red"}) as client,
     ):
         client.list()
     expected = prefix.rstrip("/") + "/v1/functions"
-    assert asked[0] == (expected, f"Bearer {SECRET}", "red")
+    assert requested[0] == (expected, f"Bearer {SECRET}", "red")
 
 
 def test_a_prefix_is_put_before_the_path_of_the_asynchronous_client() -> None:
@@ -80,9 +80,9 @@ def test_a_prefix_is_put_before_the_path_of_the_asynchronous_client() -> None:
         async with AsyncClient(url + "/a/b", token=SECRET, headers={"X-Team": "red"}) as client:
             await client.list()
 
-    with recording() as (url, asked):
+    with recording() as (url, requested):
         asyncio.run(ask(url))
-    assert asked[0] == ("/a/b/v1/functions", f"Bearer {SECRET}", "red")
+    assert requested[0] == ("/a/b/v1/functions", f"Bearer {SECRET}", "red")
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])

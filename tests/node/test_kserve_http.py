@@ -317,7 +317,7 @@ def test_what_parameters_become(
     parameters: dict[str, Any], deadline_s: float | None, priority: int, expected_s: float | None
 ) -> None:
     """What the node is asked for: a double of it, since priorities are not seen otherwise."""
-    asked: dict[str, Any] = {}
+    requested: dict[str, Any] = {}
 
     class Double:
         generation = 1
@@ -327,12 +327,12 @@ def test_what_parameters_become(
             return SimpleNamespace(kind="function", version=1, inputs=(), outputs=(), static=())
 
         async def invoke_sets_async(self, name: str, sets: Any, **options: Any) -> Any:
-            asked.update(options)
+            requested.update(options)
             return SimpleNamespace(id="1", sets={})
 
     node = cast(Service, Double())
     inferences = Inferences(node, cast(Converter, None), Models(node))
     call = InferenceCall("f", "", [], parameters, deadline_s=deadline_s)
     asyncio.run(inferences.infer(call, "acme"))
-    assert (asked["priority"], asked["deadline_s"]) == (priority, expected_s)
-    assert (asked["tenant"], asked["version"]) == ("acme", None)
+    assert (requested["priority"], requested["deadline_s"]) == (priority, expected_s)
+    assert (requested["tenant"], requested["version"]) == ("acme", None)

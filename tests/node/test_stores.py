@@ -305,11 +305,11 @@ def test_deadlines_and_cancelling_through_a_node(tmp_path: Path) -> None:
         async with Node(Settings(backends=("kv",), options=options)) as node:
             with pytest.raises(DeadlineExceeded):
                 await node.invoke_async("KvGet", requests={"r": "s k"}, deadline_s=0.1)
-            asked = asyncio.create_task(node.invoke_async("KvGet", requests={"r": "s k"}))
+            requested = asyncio.create_task(node.invoke_async("KvGet", requests={"r": "s k"}))
             await until(lambda: busy(node) == 1)
-            asked.cancel()
+            requested.cancel()
             with pytest.raises((asyncio.CancelledError, Cancelled)):
-                await asked
+                await requested
             await until(lambda: busy(node) == 0)
 
     with socket.socket(socket.AF_UNIX) as silent:

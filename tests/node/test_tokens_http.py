@@ -200,9 +200,9 @@ SPELLINGS = [
 
 def probe(served: Guarded, caller: str | None) -> dict[tuple[str, str], tuple[int, bytes]]:
     """Ask for names in all ways that there are."""
-    asked = [(m, path.replace("{name}", name)) for m, path in PROBES for name in SPELLINGS]
+    requested = [(m, path.replace("{name}", name)) for m, path in PROBES for name in SPELLINGS]
     found = {}
-    for method, path in [*asked, *(("GET", path) for path in LISTS)]:
+    for method, path in [*requested, *(("GET", path) for path in LISTS)]:
         body = BODY if method == "POST" else None
         answer = served.ask(method, path, caller, body, JSON if method == "POST" else {})
         found[method, path] = (answer.status, answer.body)

@@ -26,7 +26,7 @@ class Index:
     Attributes:
         pages: kind and content by path.
         moved: targets of redirects by path.
-        asked: paths and credentials of all requests.
+        requested: paths and credentials of all requests.
         missing_bytes: how much of each content is announced and not sent.
     """
 
@@ -34,7 +34,7 @@ class Index:
         self.folder = folder
         self.pages: dict[str, tuple[str, bytes]] = {}
         self.moved: dict[str, str] = {}
-        self.asked: list[tuple[str, str | None]] = []
+        self.requested: list[tuple[str, str | None]] = []
         self.missing_bytes = 0
         index = self
 
@@ -49,7 +49,7 @@ class Index:
         self.url = f"http://127.0.0.1:{self.server.server_port}/simple"
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
-        self.asked.append((request.path, request.headers["Authorization"]))
+        self.requested.append((request.path, request.headers["Authorization"]))
         if request.path in self.moved:
             request.send_response(302)
             request.send_header("Location", self.moved[request.path])
@@ -121,7 +121,7 @@ def test_pages_in_html_and_metadata_apart(index: Index) -> None:
     metadata = b"Metadata-Version: 2.1\nName: a\nVersion: 1.0\n"
     index.pages[f"/files/{path.name}.metadata"] = ("text/plain", metadata)
     assert chosen(index, "a") == [path.name]
-    assert f"/files/{path.name}" not in [asked for asked, _ in index.asked]
+    assert f"/files/{path.name}" not in [requested for requested, _ in index.requested]
 
 
 def test_wheels_without_digest_or_on_other_hosts_are_left_out(index: Index) -> None:
@@ -154,7 +154,7 @@ def test_credentials_go_to_the_index_and_into_no_message(index: Index) -> None:
     index.list_as_json("a", path)
     url = index.url.replace("http://", "http://user:pass%40word@")
     assert chosen(index, "a", url=url) == [path.name]
-    assert {given for _, given in index.asked} == {"Basic dXNlcjpwYXNzQHdvcmQ="}
+    assert {given for _, given in index.requested} == {"Basic dXNlcjpwYXNzQHdvcmQ="}
     with pytest.raises(CannotResolve) as caught:
         chosen(index, "missing", url=url)
     assert "pass" not in str(caught.value)
@@ -173,8 +173,8 @@ def test_credentials_do_not_go_to_another_port(index: Index, tmp_path: Path) -> 
         other.server.shutdown()
         other.server.server_close()
         thread.join()
-    assert [given is None for _, given in index.asked] == [False]
-    assert other.asked == [(f"/files/{path.name}", None)]
+    assert [given is None for _, given in index.requested] == [False]
+    assert other.requested == [(f"/files/{path.name}", None)]
 
 
 def test_an_answer_that_ends_early(index: Index) -> None:

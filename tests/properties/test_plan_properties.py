@@ -401,7 +401,7 @@ INPUTS = {"in0": b"\x07" * 300, "in1": bytes(range(200)), "w": b"weights!"}
 SIZES = {name: len(data) for name, data in INPUTS.items()}
 
 
-def asked(config: bp.GpuConfig) -> int:
+def requested(config: bp.GpuConfig) -> int:
     """Count the actions that zero a buffer, in loops that run."""
 
     def count(actions: tuple[bp.Action, ...]) -> int:
@@ -468,7 +468,7 @@ def test_only_the_tight_layout_zeroes_and_all_lies_inside() -> None:
         config = program(seed)
         loose = plan(config, SIZES, lambda n, i: 0)
         tight = plan(config, SIZES, lambda n, i: 0, limit_bytes=1)
-        assert sum(isinstance(s, Zero) for s in loose.steps) == asked(config), seed
+        assert sum(isinstance(s, Zero) for s in loose.steps) == requested(config), seed
         assert sum(1 for _ in tight.walk()) == tight.launches
         for made in (loose, tight):
             ends = [s.offset_bytes + aligned(s.size_bytes) for s in made.slots.values()]

@@ -86,7 +86,7 @@ def phases(division: CoreDivision) -> tuple[VirtualNode, list[float]]:
     return made, rates
 
 
-def test_cores_follow_the_load_and_settle() -> None:
+def test_cores_follow_the_load_and_then_stay() -> None:
     made = node(CoreDivision(4, 4, controlled=True))
     seen = []
     for kind, begin_ns in PHASES:
@@ -96,7 +96,7 @@ def test_cores_follow_the_load_and_settle() -> None:
         moves = moves_of(made)
         made.run(begin_ns + PHASE_NS)
         seen.append(cores_of(made))
-        assert moves_of(made) == moves, "it has settled within two seconds"
+        assert moves_of(made) == moves, "no core moves after two seconds"
     assert seen == [(7, 1), (1, 7), (7, 1)]
     assert moves_of(made) == 3 + 6 + 6, "no core went to and fro"
 
@@ -113,7 +113,7 @@ def test_a_moved_core_is_as_good_as_one_from_the_start() -> None:
         assert worst < 0.7, f"{split} is not enough in one of the phases"
 
 
-def test_a_mixed_load_settles_where_both_sides_have_as_much_to_do() -> None:
+def test_cores_stay_where_both_sides_have_as_much_to_do() -> None:
     made = node(CoreDivision(7, 1, controlled=True))
     load(made, "compute", 32, 0, 6 * S)
     load(made, "io", 32 * IO_CALLS, 0, 6 * S)

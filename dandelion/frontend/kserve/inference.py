@@ -186,16 +186,16 @@ class Inferences:
         regions: list[SharedRegion],
     ) -> InferenceResult:
         places: dict[str, Place] = {}
-        for output, asked in zip(outputs, wanted, strict=True):
-            if asked.place is None:
+        for output, requested in zip(outputs, wanted, strict=True):
+            if requested.place is None:
                 continue
             size = output.size_bytes
-            if size > asked.place.size_bytes:
-                message = f"it has {size} bytes, and {asked.place.size_bytes} are given for it"
+            if size > requested.place.size_bytes:
+                message = f"it has {size} bytes, and {requested.place.size_bytes} are given for it"
                 raise InvalidInput(f"outputs.{output.name}", message, f"set {REGION_SIZE}")
-            region = named_region(regions, asked.place.region)
-            await asyncio.to_thread(region.write, output.binary(), asked.place.offset)
-            places[output.name] = Place(asked.place.region, asked.place.offset, size)
+            region = named_region(regions, requested.place.region)
+            await asyncio.to_thread(region.write, output.binary(), requested.place.offset)
+            places[output.name] = Place(requested.place.region, requested.place.offset, size)
         return InferenceResult(model, outcome.id, outputs, places)
 
 

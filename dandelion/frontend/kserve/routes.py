@@ -159,9 +159,9 @@ class KServeAdapter(Adapter):
         return _json({"model_stats": await asyncio.to_thread(get)})
 
     async def _index(self, request: Request) -> Response:
-        asked = read_index_request(await self._small_body(request))
+        requested = read_index_request(await self._small_body(request))
         entries = await asyncio.to_thread(self._models.index, request.grant.tenant)
-        return _json([one for one in entries if one.state == "READY" or not asked.ready])
+        return _json([one for one in entries if one.state == "READY" or not requested.ready])
 
     # --- the server -----------------------------------------------------------------------------
 
@@ -187,9 +187,9 @@ class KServeAdapter(Adapter):
         return _json([RegionDocument(r.name, r.key, r.offset, r.byte_size) for r in regions])
 
     async def _register_region(self, request: Request) -> Response:
-        asked = read_region_request(await self._small_body(request))
+        requested = read_region_request(await self._small_body(request))
         name = request.parameters["region"]
-        region = SharedRegion(name, asked.key, asked.offset, asked.byte_size)
+        region = SharedRegion(name, requested.key, requested.offset, requested.byte_size)
         register = partial(self._node.register_region, region, tenant=request.grant.tenant)
         await asyncio.to_thread(register)
         return _json({})
