@@ -219,6 +219,7 @@ class HostProcess:
                 place.result_bytes,
                 latest_ns,
                 call.left_s(),
+                keep=True,  # of its one function
             ),
             call,
         )
