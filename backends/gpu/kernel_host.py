@@ -117,6 +117,7 @@ def be_host(
             if isinstance(loaded, DandelionError):
                 raise loaded
             driver, runtime = loaded.driver, loaded.runtime
+            os.environ.update(settings.variables)
             facts = give_up_rights(loaded, settings)
             engine = driver.factory().sequential(settings.resource, settings.memory_bytes)
             broker.send(Ready(driver.name, engine.name, (), "", engine.capacity))
