@@ -28,7 +28,7 @@ different invocations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -273,12 +273,23 @@ class KeptLives:
             self._actions += [Erase(id_) for id_ in sorted(unerased)]
         self._fill(now_s)
 
-    def recovered(self, records: Iterable[KeptRecord], now_s: float) -> None:
+    def recovered(
+        self,
+        records: Iterable[KeptRecord],
+        now_s: float,
+        refused: Mapping[str, DandelionError] | None = None,
+    ) -> None:
         """Go on with what the store has: after a start of the process, or from another node.
 
         Erasures that did not reach the store are done again, as far as it is known: of two records
         with the same key the older one was forgotten, and limits hold.
+
+        Args:
+            records: what the store has.
+            now_s: the time.
+            refused: why this node cannot run some of them, by id; these fail.
         """
+        refused = refused or {}
         oldest_first = sorted(records, key=lambda r: (r.created_s, r.id))
         over = []
         newest = {(r.tenant, r.request.key): r.id for r in oldest_first if r.request.key}
@@ -292,6 +303,8 @@ class KeptLives:
             self.books.add(kept)
             if record.state.has_ended:
                 over.append(kept)
+            elif record.id in refused:
+                self._end(kept, KeptState.FAILED, refused[record.id], now_s)
             else:
                 self._recover(kept, now_s)
         for kept in sorted(over, key=lambda k: k.record.ended_s):

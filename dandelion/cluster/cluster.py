@@ -112,7 +112,13 @@ class Cluster(NodeSide, Departure):
         self._has_majority = threading.Event()
         self.thread = self._wanted = 0
         self._kept = KeptKeeper(
-            self.name, keepers, bool(settings.store), self._membership, self._links, self._spawn
+            self.name,
+            keepers,
+            bool(settings.store),
+            self._membership,
+            self._links,
+            settings.copies,
+            self._spawn,
         )
         self.elsewhere = self._kept.elsewhere
         self._to_close: list[Callable[[], None]] = []
@@ -219,6 +225,8 @@ class Cluster(NodeSide, Departure):
             self._kept.copies,
             self._kept.taken_over,
             self._problem(),
+            self._kept.copies_bytes,
+            self._kept.full_voters,
         )
 
     def _problem(self) -> str:

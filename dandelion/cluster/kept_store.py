@@ -10,7 +10,7 @@ from concurrent.futures import TimeoutError as Late
 from dandelion.asynchronous.records import KeptRecord
 from dandelion.asynchronous.store import KeptStore, Part, Put, StoreStep
 from dandelion.data import Bytes
-from dandelion.errors import CatalogUnavailable
+from dandelion.errors import CatalogUnavailable, DandelionError
 
 GIVE_UP_S = 5.0
 """How long a new invocation waits for a majority before it is refused."""
@@ -28,7 +28,7 @@ class ReplicatedKeptStore(KeptStore):
     Args:
         inner: the node's own store.
         begin: begins to write steps, from any thread; gives what is to be waited for.
-        give_up: is told of steps that were refused, from any thread.
+        give_up: is told of steps that failed, from any thread; it drops what is new in them.
         closed: called at the end.
     """
 
@@ -53,22 +53,27 @@ class ReplicatedKeptStore(KeptStore):
     def write(self, steps: Sequence[StoreStep]) -> None:
         if not steps:
             return
-        is_new = any(isinstance(step, Put) and step.part is Part.INPUTS for step in steps)
         began_s = time.monotonic()
         waits = self._begin(steps).result()
-        for one in waits:
-            while True:
-                try:
-                    one.result(0.1)
-                    break
-                except Late:
-                    limit_s = CLOSING_S if self._is_closing else GIVE_UP_S
-                    over = time.monotonic() - began_s > limit_s
-                    if over and (is_new or self._is_closing):
-                        self._give_up(steps)
-                        reason = "less than half of the voters have a copy of the invocation"
-                        remedy = "try another node, or again when they are connected"
-                        raise CatalogUnavailable("cluster", reason, remedy) from None
+        is_new = any(isinstance(step, Put) and step.part is Part.INPUTS for step in steps)
+        try:
+            for one in waits:
+                self._wait(one, began_s, is_new)
+        except DandelionError:
+            self._give_up(steps)  # voters may have it
+            raise
+
+    def _wait(self, one: Future[None], began_s: float, is_new: bool) -> None:
+        while True:
+            try:
+                return one.result(0.1)
+            except Late:
+                limit_s = CLOSING_S if self._is_closing else GIVE_UP_S
+                over = time.monotonic() - began_s > limit_s
+                if over and (is_new or self._is_closing):
+                    reason = "less than half of the voters have a copy of the invocation"
+                    remedy = "try another node, or again when they are connected"
+                    raise CatalogUnavailable("cluster", reason, remedy) from None
 
     def read(self, id_: str, part: Part) -> Bytes:
         return self.inner.read(id_, part)

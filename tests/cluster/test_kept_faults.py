@@ -182,7 +182,7 @@ def test_a_node_whose_catalogue_is_behind_takes_nothing_over() -> None:
         members,
         {},
         {},
-        lambda records: None,
+        lambda records, from_another: None,
         lambda: is_current,
         spawned.append,
     )
