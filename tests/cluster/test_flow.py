@@ -305,7 +305,7 @@ def test_a_link_whose_data_does_not_come_is_opened_again(monkeypatch: pytest.Mon
 
 
 def test_a_peer_makes_a_limited_number_of_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dandelion.cluster.node_side.TENANTS_LIMIT", 5)
+    monkeypatch.setattr("dandelion.node.spaces.TENANTS_LIMIT", 5)
     with nodes([[scripted(lambda engine, call: (call.inputs[0],))]]) as made:
         made[0].register(function("work"))
         with Peer(made[0]) as peer:

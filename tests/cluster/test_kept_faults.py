@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -30,7 +31,7 @@ from dandelion.cluster.messages import Question, Reply
 from dandelion.cluster.questions import Answer, Questions
 from dandelion.data import Bytes
 from dandelion.driver import Call, Engine, InstanceSets
-from dandelion.errors import DiskFull, Unknown
+from dandelion.errors import DiskFull, Overloaded, Unknown
 from dandelion.node import Node
 from dandelion.node.invocation import Invocation
 from dandelion.node.invoker import Invoker
@@ -223,6 +224,42 @@ def test_a_name_that_comes_after_the_takeover_is_no_failure(
         wait_until(lambda: list_all(again) == [made.id])
         assert text_of(again.submitted(made.id).result(10)["y"]) == "one"
     assert not missing
+
+
+def test_a_node_that_takes_over_makes_a_limited_number_of_tenants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invocations of further tenants end with the reason; tenants of the node itself may come."""
+    gate = Gate(0.05)
+
+    def node() -> Node:
+        cluster = Cluster(ClusterSettings("127.0.0.1:0", SECRET))  # another name each time
+        catalog = f"sqlite:{tmp_path / 'store'}"
+        return Node(settings(catalog=catalog), [scripted(gate.run)], cluster)
+
+    ids: dict[str, str] = {}
+    with node() as first:
+        for number in range(5):
+            tenant = f"t{number}"
+            first.register(function("work"), tenant=tenant)
+            ids[tenant] = first.submit("work", x=b"one", tenant=tenant).id
+    gate.opened.set()
+    monkeypatch.setattr("dandelion.node.spaces.TENANTS_LIMIT", 3)
+    with node() as again:
+        ended = {}
+        for tenant, id_ in ids.items():
+            wait_until(partial(_found, again, id_, tenant))
+            try:
+                ended[tenant] = text_of(again.submitted(id_, tenant).result(10)["y"])
+            except Overloaded as error:
+                ended[tenant] = error.what
+        assert sorted(ended.values()) == ["one", "one", "tenants", "tenants", "tenants"]
+        assert len(again._spaces.tenants()) == 3
+        again.register(function("work"), tenant="own")
+
+
+def _found(node: Node, id_: str, tenant: str) -> bool:
+    return node._kept.lives.find(id_, tenant) is not None
 
 
 def test_an_invocation_that_failed_as_something_is_unknown_is_no_unknown_invocation() -> None:
