@@ -44,7 +44,7 @@ from dandelion.cluster.questions import Answer
 from dandelion.cluster.replication import Replica
 from dandelion.cluster.serving import InLink
 from dandelion.cluster.settings import ClusterSettings
-from dandelion.cluster.shares import UsedElsewhere
+from dandelion.cluster.shares import UsedElsewhere, used_here
 from dandelion.cluster.staged_blobs import StagedBlobs
 from dandelion.cluster.status import members_of
 from dandelion.cluster.store_driver import StoreDriver
@@ -204,7 +204,7 @@ class Cluster(NodeSide, Departure):
             self.name,
             self.voters,
             self.load(0),
-            self.used_ns(),
+            used_here(self.tenants()),
             self._membership,
             self._placement,
             *links,
@@ -336,7 +336,7 @@ class Cluster(NodeSide, Departure):
         self._placement.used(name, pong.used_ns)
         self._log.heard_length(name, pong.registered)
         scheduler = self.parts.runtime.scheduler
-        for tenant, backend, used_ns in self._used.heard(name, pong.used_ns, pong.served_ns):
+        for tenant, backend, used_ns in self._used.heard(name, pong.used_ns, pong.uncharged_ns):
             scheduler.used_elsewhere(tenant, backend, used_ns)
         self._act()
 
@@ -384,6 +384,7 @@ class Cluster(NodeSide, Departure):
         self._lost += link.lost_calls
         self._round_trips.pop(link.peer, None)
         self._placement.left(link.peer)
+        self._used.left(link.peer)
         if not self._left:
             self._membership.ended(link.peer, time.monotonic_ns())
             self._act()

@@ -130,8 +130,8 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
         members: names of the nodes that it knows.
         registered: length of its catalogue's log.
         draining: it takes no more calls.
-        used_ns: how long each tenant has used engines there, by tenant and backend.
-        served_ns: what of it was for calls of the reader.
+        used_ns: how long tenants have used engines there, by tenant and backend; see `shares`.
+        uncharged_ns: what of it was for calls of the reader, or before the link began.
     """
 
     number: Count
@@ -140,7 +140,7 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
     registered: Count = 0
     draining: bool = False
     used_ns: dict[str, dict[str, Count]] = {}
-    served_ns: dict[str, dict[str, Count]] = {}
+    uncharged_ns: dict[str, dict[str, Count]] = {}
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):

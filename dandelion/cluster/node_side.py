@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import msgspec
 
@@ -10,7 +11,6 @@ from dandelion.cluster.blob_source import BlobSource
 from dandelion.cluster.catalog import ClusterCatalog
 from dandelion.cluster.control_end import ControlEnd
 from dandelion.cluster.messages import EngineGroup, Load
-from dandelion.cluster.shares import used_here
 from dandelion.errors import DandelionError
 from dandelion.executors import Surroundings
 from dandelion.function import Digest, FunctionSpec
@@ -59,9 +59,9 @@ class NodeSide:
         ]
         return Load(tuple(made), received, scheduler.calls.lines.waiting)
 
-    def used_ns(self) -> dict[str, dict[str, int]]:
-        """Tell how long tenants have used engines here, by tenant and backend."""
-        return used_here(self.parts.runtime.scheduler.tenants.values())
+    def tenants(self) -> Iterable[Tenant]:
+        """Give the tenants of this node."""
+        return self.parts.runtime.scheduler.tenants.values()
 
     def tenant(self, name: str) -> Tenant:
         """Give a tenant of this node; another node names it. Raises as `Spaces`."""

@@ -59,7 +59,7 @@ class View:
     refused: bool = False
     waiting: int = 0
     turn: int = 0
-    used_ns: Used = field(default_factory=dict)
+    used_ns: dict[str, Mapping[str, int]] = field(default_factory=dict)
 
     def free(self, backend: str) -> int:
         """How many more calls it takes for all that is known."""
@@ -152,10 +152,10 @@ class Placement:
         return wanted_nodes(len(loads), engines[fullest], free[fullest], waiting)
 
     def used(self, name: str, used_ns: Used) -> None:
-        """A node said how long tenants have used its engines."""
+        """A node said how long some tenants have used its engines."""
         view = self.views.get(name)
         if view is not None:
-            view.used_ns = used_ns
+            view.used_ns.update(used_ns)
 
     def free(self, backend: str) -> int:
         """How many more calls the partners take together."""
