@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from dandelion.cluster.call_messages import EngineGroup, Load
 from dandelion.cluster.instance_walk import InstanceWalk
-from dandelion.cluster.messages import EngineGroup, Load
 from dandelion.cluster.placement import PARTNERS, Placement, partners_of
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.dataflow.sharding import Partitioning

@@ -24,6 +24,7 @@ from dandelion.capacity import ClusterInfo
 from dandelion.catalog import Catalog
 from dandelion.cluster.ballots import Command
 from dandelion.cluster.blob_source import BlobSource
+from dandelion.cluster.call_messages import Done, Failed
 from dandelion.cluster.catalog import ClusterCatalog, refused_on_loop, unacknowledged
 from dandelion.cluster.control_end import ControlEnd
 from dandelion.cluster.departure import Departure
@@ -37,7 +38,7 @@ from dandelion.cluster.link import OutLink
 from dandelion.cluster.log_file import LogFile
 from dandelion.cluster.log_parts import CatalogLog, LogParts
 from dandelion.cluster.membership import DEAD_NS, Beat, Connect, Lost, Membership, Renew
-from dandelion.cluster.messages import Ballot, Done, Failed, Pong
+from dandelion.cluster.messages import Ballot, Pong
 from dandelion.cluster.node_side import NodeSide
 from dandelion.cluster.placement import Placement
 from dandelion.cluster.questions import Answer

@@ -16,7 +16,7 @@ question      answer       meaning
 ============= ============ =====================================================================
 
 Any question may be answered with a `Refusal`. Questions and answers have tags, so a message of one
-kind is never taken for another one, and one that this version does not have is an error. They belong
+kind is never taken for another one, and one that this version lacks is an error. They belong
 to `messages.VERSION`: nodes whose messages differ refuse each other before the first of these.
 """
 
@@ -35,9 +35,9 @@ from dandelion.asynchronous.records import (
     Watched,
 )
 from dandelion.asynchronous.store import Part
+from dandelion.cluster.call_messages import Count
 from dandelion.cluster.handshake import BadPeer
 from dandelion.cluster.kept_copies import Offered, Version
-from dandelion.cluster.messages import Count
 from dandelion.errors import ErrorRecord
 
 T = TypeVar("T", bound=msgspec.Struct)

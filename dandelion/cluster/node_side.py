@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import msgspec
 
 from dandelion.cluster.blob_source import BlobSource
+from dandelion.cluster.call_messages import EngineGroup, Load
 from dandelion.cluster.catalog import ClusterCatalog
 from dandelion.cluster.control_end import ControlEnd
-from dandelion.cluster.messages import EngineGroup, Load
 from dandelion.errors import DandelionError
 from dandelion.executors import Surroundings
 from dandelion.function import Digest, FunctionSpec

@@ -20,8 +20,8 @@ import hashlib
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from dandelion.cluster.call_messages import EngineGroup, Load
 from dandelion.cluster.discovery import wanted_nodes
-from dandelion.cluster.messages import EngineGroup, Load
 from dandelion.cluster.shares import Used
 
 PARTNERS = 16

@@ -15,24 +15,13 @@ from typing import Protocol
 
 import msgspec
 
+from dandelion.cluster.call_messages import Define, Done, Failed, Load, Run, StopRun, Undefine
 from dandelion.cluster.control_end import ControlEnd, Hub
 from dandelion.cluster.exchange import Exchange, Fetched
 from dandelion.cluster.frames import Frames
 from dandelion.cluster.handshake import BadPeer
 from dandelion.cluster.instance_walk import InstanceWalk
-from dandelion.cluster.messages import (
-    Define,
-    Done,
-    Failed,
-    Leave,
-    Load,
-    Message,
-    Ping,
-    Pong,
-    Run,
-    StopRun,
-    Undefine,
-)
+from dandelion.cluster.messages import Leave, Message, Ping, Pong
 from dandelion.cluster.shares import ToldShares
 from dandelion.cluster.wire_sets import named_regions, pack, unpack
 from dandelion.dispatcher import CompositionPlan

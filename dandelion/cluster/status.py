@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from dandelion.capacity import MemberInfo
+from dandelion.cluster.call_messages import Load
 from dandelion.cluster.control_end import ControlEnd
 from dandelion.cluster.membership import Membership
-from dandelion.cluster.messages import Load
 from dandelion.cluster.placement import Placement
 from dandelion.cluster.shares import Used, seconds
 

@@ -52,9 +52,7 @@ class PlayedNode(KeptKeeper):
         self.tasks: set[asyncio.Task[None]] = set()
         self.out: dict[str, OutLink] = {}
         members = Membership(name, [voter for voter in voters if voter != name], voters)
-        super().__init__(
-            name, voters, False, members, self.out, limits or CopyLimits(), self._run
-        )
+        super().__init__(name, voters, False, members, self.out, limits or CopyLimits(), self._run)
         self.inner = inner or MemoryKeptStore()
         post = cast(
             Callable[[Callable[[], None]], None], asyncio.get_running_loop().call_soon_threadsafe

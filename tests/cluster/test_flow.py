@@ -18,21 +18,9 @@ from dandelion.cluster import (
     regions,
     wire_sets,
 )
+from dandelion.cluster.call_messages import Define, Failed, Load, Run, StopRun, WireItem, WireSet
 from dandelion.cluster.frames import Frames
-from dandelion.cluster.messages import (
-    Define,
-    Failed,
-    Load,
-    Message,
-    Ping,
-    Pong,
-    Run,
-    StopRun,
-    Welcome,
-    WireItem,
-    WireSet,
-    encode,
-)
+from dandelion.cluster.messages import Message, Ping, Pong, Welcome, encode
 from dandelion.cluster.regions import Regions
 from dandelion.cluster.wire_sets import SHARED_BYTES, pack, unpack
 from dandelion.data import Item, ItemSet

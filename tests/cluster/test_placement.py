@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dandelion.cluster.messages import EngineGroup, Load
+from dandelion.cluster.call_messages import EngineGroup, Load
 from dandelion.cluster.placement import PARTNERS, Placement, partners_of
 
 
