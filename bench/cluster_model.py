@@ -164,7 +164,9 @@ class ModelNode:
 
     def resize(self) -> None:
         """Tell the scheduler how many places other nodes have."""
-        places = self.placement.under_way(BACKEND) + self.placement.free(BACKEND)
+        placement = self.placement
+        self.remote.behind = placement.ahead(BACKEND)
+        places = placement.under_way(BACKEND) + placement.free(BACKEND) + self.remote.behind
         self.scheduler.fleet.resized(self.remote, places, self.model.now_ns)
         self.act()
 

@@ -231,9 +231,10 @@ def test_a_node_that_takes_over_makes_a_limited_number_of_tenants(
 ) -> None:
     """Invocations of further tenants end with the reason; tenants of the node itself may come."""
     gate = Gate(0.05)
+    names = free_addresses(2)
 
     def node() -> Node:
-        cluster = Cluster(ClusterSettings("127.0.0.1:0", SECRET))  # another name each time
+        cluster = Cluster(ClusterSettings(names.pop(), SECRET))
         catalog = f"sqlite:{tmp_path / 'store'}"
         return Node(settings(catalog=catalog), [scripted(gate.run)], cluster)
 
