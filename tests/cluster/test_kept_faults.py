@@ -13,7 +13,15 @@ import msgspec
 import pytest
 
 from dandelion.asynchronous.records import KeptMark, KeptRecord, KeptRequest
-from dandelion.asynchronous.store import Drop, MemoryKeptStore, Part, Put, StoreStep
+from dandelion.asynchronous.store import (
+    Drop,
+    MemoryKeptStore,
+    Part,
+    Put,
+    StoreStep,
+    open_kept_store,
+)
+from dandelion.asynchronous.stored_sets import encode_sets
 from dandelion.cluster import (
     Cluster,
     ClusterSettings,
@@ -29,7 +37,7 @@ from dandelion.cluster.kept_takeover import KeptTakeover
 from dandelion.cluster.membership import Membership
 from dandelion.cluster.messages import Question, Reply
 from dandelion.cluster.questions import Answer, Questions
-from dandelion.data import Bytes
+from dandelion.data import Bytes, Item, ItemSet
 from dandelion.driver import Call, Engine, InstanceSets
 from dandelion.errors import DiskFull, Overloaded, Unknown
 from dandelion.node import Node
@@ -230,31 +238,35 @@ def test_a_node_that_takes_over_makes_a_limited_number_of_tenants(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invocations of further tenants end with the reason; tenants of the node itself may come."""
-    gate = Gate(0.05)
-    names = free_addresses(2)
+    gate = Gate()
+    gate.opened.set()
+    catalog = f"sqlite:{tmp_path / 'store'}"
 
     def node() -> Node:
-        cluster = Cluster(ClusterSettings(names.pop(), SECRET))
-        catalog = f"sqlite:{tmp_path / 'store'}"
+        cluster = Cluster(ClusterSettings("127.0.0.1:0", SECRET))
         return Node(settings(catalog=catalog), [scripted(gate.run)], cluster)
 
-    ids: dict[str, str] = {}
+    ids = {f"t{number}": f"{number:032x}" for number in range(5)}
     with node() as first:
-        for number in range(5):
-            tenant = f"t{number}"
+        for tenant in ids:
             first.register(function("work"), tenant=tenant)
-            ids[tenant] = first.submit("work", x=b"one", tenant=tenant).id
-    gate.opened.set()
+    sets = encode_sets({"x": ItemSet("x", (Item("a", 0, b"one"),))})
+    store = open_kept_store(catalog)
+    for step, (tenant, id_) in enumerate(ids.items()):
+        mark = KeptMark("10.0.0.9:1#life#1", (0, "10.0.0.9:1#life"), step, "data")
+        record = KeptRecord(id=id_, tenant=tenant, request=KeptRequest(name="work"), mark=mark)
+        store.write([Put(record, Part.INPUTS, sets)])
+    store.close()
     monkeypatch.setattr("dandelion.node.spaces.TENANTS_LIMIT", 3)
     with node() as again:
-        ended = {}
+        ended = []
         for tenant, id_ in ids.items():
             wait_until(partial(_found, again, id_, tenant))
             try:
-                ended[tenant] = text_of(again.submitted(id_, tenant).result(10)["y"])
+                ended.append(text_of(again.submitted(id_, tenant).result(10)["y"]))
             except Overloaded as error:
-                ended[tenant] = error.what
-        assert sorted(ended.values()) == ["one", "one", "tenants", "tenants", "tenants"]
+                ended.append(error.what)
+        assert ended == ["one", "one", "tenants", "tenants", "tenants"]
         assert len(again._spaces.tenants()) == 3
         again.register(function("work"), tenant="own")
 
