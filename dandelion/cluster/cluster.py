@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 
 from dandelion.asynchronous.store import KeptStore
-from dandelion.capacity import ClusterInfo
 from dandelion.catalog import Catalog
 from dandelion.cluster.ballots import Command
 from dandelion.cluster.blob_source import BlobSource
@@ -39,18 +38,17 @@ from dandelion.cluster.log_file import LogFile
 from dandelion.cluster.log_parts import CatalogLog, LogParts
 from dandelion.cluster.membership import DEAD_NS, Beat, Connect, Lost, Membership, Renew
 from dandelion.cluster.messages import Ballot, Pong
-from dandelion.cluster.node_side import NodeSide
 from dandelion.cluster.placement import Placement
 from dandelion.cluster.questions import Answer
 from dandelion.cluster.replication import Replica
 from dandelion.cluster.serving import InLink
 from dandelion.cluster.settings import ClusterSettings
-from dandelion.cluster.shares import UsedElsewhere, used_here
+from dandelion.cluster.shares import UsedElsewhere
 from dandelion.cluster.staged_blobs import StagedBlobs
-from dandelion.cluster.status import members_of
+from dandelion.cluster.status import Status
 from dandelion.cluster.store_driver import StoreDriver
 from dandelion.data import Bytes
-from dandelion.errors import CatalogUnavailable, InvalidInput
+from dandelion.errors import InvalidInput
 from dandelion.executors import to_dandelion_error
 from dandelion.node.attachment import NodeParts
 
@@ -61,7 +59,7 @@ SILENT_NS = 2 * DEAD_NS
 log = logging.getLogger("dandelion.cluster")
 
 
-class Cluster(NodeSide, Departure):
+class Cluster(Status, Departure):
     """One node's part of a cluster. Use it for one node.
 
     Args:
@@ -186,55 +184,6 @@ class Cluster(NodeSide, Departure):
         if threading.get_ident() == self.thread:
             raise refused_on_loop()
 
-    def check_acknowledges(self) -> None:
-        """See `ClusterPart.check_acknowledges`."""
-        self.catalog.check_current()
-        if isinstance(self._log, StoreDriver):
-            self._log.check()
-        elif not self._has_majority.is_set():
-            raise CatalogUnavailable(
-                "cluster",
-                "this node sees only a minority of the nodes, so it acknowledges nothing",
-                "try another node, or again when they are connected",
-            )
-
-    def info(self) -> ClusterInfo:
-        """See `ClusterPart.info`."""
-        links = (self._links, self._in_links, self._round_trips)
-        members = members_of(
-            self.name,
-            self.voters,
-            self.load(0),
-            used_here(self.tenants()),
-            self._membership,
-            self._placement,
-            *links,
-        )
-        ends: list[ControlEnd] = [*self._links.values(), *self._in_links.values()]
-        return ClusterInfo(
-            self.name,
-            members,
-            self._log.problem is None
-            if isinstance(self._log, StoreDriver)
-            else self._membership.has_majority,
-            self._log.length,
-            self._sent,
-            self._served + sum([link.count for link in self._in_links.values()]),
-            self._lost,
-            self._sent_bytes + sum([end.sent_bytes for end in ends]),
-            self._received_bytes + sum([end.received_bytes for end in ends]),
-            self._kept.copies,
-            self._kept.taken_over,
-            self._problem(),
-            self._kept.copies_bytes,
-            self._kept.full_voters,
-        )
-
-    def _problem(self) -> str:
-        of_store = self._log.problem if isinstance(self._log, StoreDriver) else None
-        problem = self.catalog.blocked or of_store
-        return "" if problem is None else str(problem)
-
     # --- time and members -------------------------------------------------------------------------
 
     def _tick(self) -> None:
@@ -310,6 +259,8 @@ class Cluster(NodeSide, Departure):
                 self._reasons[name] = reason
                 log.warning("node %s cannot be reached: %s", name, reason)
             self._membership.failed(name, time.monotonic_ns())
+            if name not in self._membership.members:  # it is forgotten
+                self._reasons.pop(name, None)
             self._act()
             return
         if self._left or not self._membership.connected(name, incarnation, time.monotonic_ns()):

@@ -39,7 +39,9 @@ GROUP = 256
 GROUP_BYTES = 4 << 20
 """So many records, or about so many bytes, are sent at once to a voter that lacks them."""
 QUEUE_LIMIT = 64
-"""Entries that wait for one voter; one that is slower is offered everything anew."""
+QUEUE_BYTES = 64 << 20
+"""So many entries, or so much data of them, wait for one voter; one that is slower is offered
+everything anew, and the data is read when it is sent."""
 PAUSE_S = 0.25
 OFFER_AGAIN_S = 5.0
 """How often a voter that has left something out is offered it again."""
@@ -69,6 +71,11 @@ class Entry:
     full: set[str] = field(default_factory=set)
     done: Future[None] = field(default_factory=Future)
     stamp: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its data."""
+        return sum([step.size for step in self.steps])
 
 
 class Holder(Protocol):
@@ -135,7 +142,8 @@ class Followers:
         for name, follower in self._all.items():
             follower.queue.append(entry)
             follower.more.set()
-            if len(follower.queue) > QUEUE_LIMIT:
+            size_bytes = sum([one.size_bytes for one in follower.queue])
+            if len(follower.queue) > QUEUE_LIMIT or size_bytes > QUEUE_BYTES:
                 log.warning("node %s is slow to take copies of invocations", name)
                 follower.queue = deque(self._holder.everything())
 

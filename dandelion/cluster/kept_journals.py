@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import msgspec
@@ -109,8 +109,8 @@ class KeptJournals:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def write(self, steps: Sequence[StoreStep]) -> list[Future[None]]:
-        """Begin to write; return what is to be waited for.
+    def write(self, steps: Sequence[StoreStep]) -> list[Entry]:
+        """Begin to write; return what is to be waited for, by `Entry.done`.
 
         Raises:
             CatalogUnavailable: another node has taken one of the invocations.
@@ -137,7 +137,12 @@ class KeptJournals:
             self._publish(entry)
         if local:
             self._spawn(self._stored(local, before, entries))
-        return [entry.done for entry in entries]
+        return entries
+
+    def give_up(self, entries: Iterable[Entry]) -> None:
+        """No writer waits for entries. Voters get those under way, and offers after a new link."""
+        for entry in entries:
+            self._open.pop(entry, None)
 
     def _new_in(self) -> str:
         """Return the journal of a new invocation."""

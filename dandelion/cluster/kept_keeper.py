@@ -122,9 +122,10 @@ class KeptKeeper:
             post(write)
             return begun
 
-        def give_up(steps: Sequence[StoreStep]) -> None:
+        def give_up(steps: Sequence[StoreStep], entries: Writes) -> None:
             new = [s for s in steps if isinstance(s, Put) and s.part is Part.INPUTS]
-            begin([Drop(step.record.id) for step in new])
+            drops = [Drop(step.record.id) for step in new]
+            post(lambda: journals.give_up([*entries, *journals.write(drops)]))
 
         return ReplicatedKeptStore(store, begin, give_up, journals.close)
 
@@ -199,6 +200,7 @@ class KeptKeeper:
 
     def unlinked(self, name: str, link: OutLink) -> None:
         """A link to another node has ended."""
+        self._lives.pop(name, None)
         if self._journals is not None:
             self._journals.followers.unlinked(name, link)
 

@@ -9,6 +9,7 @@ from concurrent.futures import TimeoutError as Late
 
 from dandelion.asynchronous.records import KeptRecord
 from dandelion.asynchronous.store import KeptStore, Part, Put, StoreStep
+from dandelion.cluster.kept_followers import Entry
 from dandelion.data import Bytes
 from dandelion.errors import CatalogUnavailable, DandelionError
 
@@ -16,7 +17,7 @@ GIVE_UP_S = 5.0
 """How long a new invocation waits for a majority before it is refused."""
 CLOSING_S = 1.0
 
-Writes = Sequence[Future[None]]
+Writes = Sequence[Entry]
 
 
 class ReplicatedKeptStore(KeptStore):
@@ -28,7 +29,8 @@ class ReplicatedKeptStore(KeptStore):
     Args:
         inner: the node's own store.
         begin: begins to write steps, from any thread; gives what is to be waited for.
-        give_up: is told of steps that failed, from any thread; it drops what is new in them.
+        give_up: is told of steps and entries that failed, from any thread; it drops what is new in
+            them, since voters may have it.
         closed: called at the end.
     """
 
@@ -38,7 +40,7 @@ class ReplicatedKeptStore(KeptStore):
         self,
         inner: KeptStore,
         begin: Callable[[Sequence[StoreStep]], Future[Writes]],
-        give_up: Callable[[Sequence[StoreStep]], None],
+        give_up: Callable[[Sequence[StoreStep], Writes], None],
         closed: Callable[[], None],
     ) -> None:
         self.inner = inner
@@ -54,13 +56,13 @@ class ReplicatedKeptStore(KeptStore):
         if not steps:
             return
         began_s = time.monotonic()
-        waits = self._begin(steps).result()
+        entries = self._begin(steps).result()
         is_new = any(isinstance(step, Put) and step.part is Part.INPUTS for step in steps)
         try:
-            for one in waits:
-                self._wait(one, began_s, is_new)
+            for entry in entries:
+                self._wait(entry.done, began_s, is_new)
         except DandelionError:
-            self._give_up(steps)  # voters may have it
+            self._give_up(steps, entries)
             raise
 
     def _wait(self, one: Future[None], began_s: float, is_new: bool) -> None:

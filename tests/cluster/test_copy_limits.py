@@ -22,7 +22,9 @@ from dandelion.cluster.kept_messages import (
     decode_answer,
     encode_kept,
 )
-from dandelion.errors import DiskFull
+from dandelion.cluster.questions import Answer
+from dandelion.data import Bytes
+from dandelion.errors import CatalogUnavailable, DiskFull
 from dandelion.testing import wait_until
 from tests.cluster.clusters import function, nodes, scripted
 from tests.cluster.keepers import VOTERS, PlayedNode, drop, id_of, put, record, until
@@ -229,6 +231,52 @@ def test_journals_that_are_empty_everywhere_are_forgotten(
         assert a._journals._stamps.keys() <= held.keys()
         for one in (a, b, c):
             await one.close()
+
+    asyncio.run(run())
+
+
+def test_what_no_voter_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its data would stay in memory, again and again, until a voter answers."""
+    monkeypatch.setattr(kept_store, "GIVE_UP_S", 0.01)
+
+    async def run() -> None:
+        a, b = PlayedNode("a:1"), PlayedNode("b:1")
+        assert a._journals is not None
+        for number in range(3):
+            with pytest.raises(CatalogUnavailable, match="half of the voters"):
+                await a.write(put(number, b"inputs"))
+        await until(lambda: not a.stored and not a.ids)
+        assert not a._journals._open
+        a.link(b)
+        await a.write(put(4))
+        assert a.ids == b.ids == [id_of(4)]
+        for one in (a, b):
+            await one.close()
+
+    asyncio.run(run())
+
+
+def test_a_slow_voter_is_offered_what_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_followers, "QUEUE_BYTES", 20)
+
+    async def run() -> None:
+        async with keepers(None, None, None) as (a, b, c):
+            await a.write(put(0))
+            answering = asyncio.Event()
+            answer = c.answer
+
+            async def slow(peer: str, content: bytes, data: Bytes) -> Answer:
+                await answering.wait()
+                return await answer(peer, content, data)
+
+            monkeypatch.setattr(c, "answer", slow)
+            assert a._journals is not None
+            for number in range(1, 9):
+                await a.write(put(number, b"inputs"))
+            queue = a._journals.followers._all["c:1"].queue
+            assert sum(entry.size_bytes for entry in queue) <= 20
+            answering.set()
+            await until(lambda: a.ids == b.ids == c.ids == c.stored)
 
     asyncio.run(run())
 

@@ -87,8 +87,8 @@ class _Journals:
         self._tasks.append(asyncio.get_running_loop().create_task(work))
 
     async def write(self, *steps: StoreStep) -> None:
-        for done in self.journals.write(steps):
-            await asyncio.wrap_future(done)
+        for entry in self.journals.write(steps):
+            await asyncio.wrap_future(entry.done)
 
 
 def test_what_a_full_disk_refuses_changes_no_copy() -> None:
