@@ -10,23 +10,18 @@ from collections.abc import Iterator
 import pytest
 
 from dandelion.cluster import Cluster
+from dandelion.cluster.call_messages import Define, Failed, RegionSize, Run, WireItem, WireSet
 from dandelion.cluster.handshake import Handshake
 from dandelion.cluster.messages import (
     VERSION,
     BlobAt,
-    Define,
-    Failed,
     Join,
     Message,
     Piece,
     Ping,
     Pong,
     Refuse,
-    RegionSize,
-    Run,
     Welcome,
-    WireItem,
-    WireSet,
     decode,
     encode,
 )
