@@ -2,7 +2,8 @@
 
 Where the device shares fine-grained memory with the host, as CPUs do, the pool is one SVM
 allocation: copies are memory copies, and arguments are addresses in it. Elsewhere the pool is one
-buffer, and arguments are sub-buffers at aligned offsets.
+buffer, and arguments are sub-buffers at aligned offsets. On a CPU constants may stay in further
+allocations, whose pages are protected as the engine says: kernels are code of this process there.
 
 On a CPU kernels run as code of the process that has the device, so this device is only opened in a
 confined process there, see `.gpu.kernel_host`; or where it was said that code is trusted.
@@ -23,6 +24,7 @@ from dandelion.driver import Driver, Resource
 from dandelion.errors import (
     BackendUnavailable,
     DeviceFault,
+    DeviceFull,
     InternalError,
     InvalidBlueprint,
     InvalidFunction,
@@ -33,7 +35,7 @@ from dandelion.memory.context import address_of
 from .gpu import pocl
 from .gpu.compiling import LOG_BYTES
 from .gpu.confined import DEFAULT_PROCESSES, ConfinedEngine
-from .gpu.device import Abilities, Device, Handle, Properties
+from .gpu.device import Abilities, Device, Handle, Properties, Protection
 from .gpu.driver import GpuDriver
 from .gpu.factory import GpuFactory
 from .gpu.host_memory import POOL_BYTES
@@ -44,6 +46,7 @@ from .gpu.plan import Copy, Launch, Pointer, Zero
 from .gpu.pocl_runtime import PoclRuntime
 from .gpu.source import CodeFormat, LoadedCode
 from .gpu.source_check import checked_source
+from .gpu.svm import SharedRange
 
 _ASSEMBLY = "-D{}=inline_assembly_is_refused"  # also where a macro pastes the word together
 _OPTIONS = ["-cl-std=CL1.2", *map(_ASSEMBLY.format, ("asm", "__asm", "__asm__"))]
@@ -168,6 +171,14 @@ class _Prepared:
     local_size: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _PreparedCopy:
+    """A copy within the pool, or from constants to it."""
+
+    step: Copy
+    constants: SharedRange | None
+
+
 class OpenClDevice(Device):
     """One OpenCL device.
 
@@ -195,7 +206,7 @@ class OpenClDevice(Device):
         self._context: Any = None
         self._queue: Any = None
         self._pool: Any = None
-        self._svm: Any = None  # the array that owns the pool, where it is SVM
+        self._svm: SharedRange | None = None  # owns the pool, where it is SVM
         self._address = 0
         self._busy = False  # kernels may still run that use shared memory
         self._broken: str | None = None
@@ -218,7 +229,10 @@ class OpenClDevice(Device):
         self._shared = bool(self._shared and fine & cl.device_svm_capabilities.FINE_GRAIN_BUFFER)
         on_host = bool(self._device.type & cl.device_type.CPU)
         self.abilities = Abilities(
-            asynchronous=True, host_visible=self._shared, host_execution=on_host
+            asynchronous=True,
+            host_visible=self._shared,
+            host_execution=on_host,
+            protected_memory=self._shared and on_host,
         )
         try:
             self._context = cl.Context([self._device])
@@ -274,12 +288,11 @@ class OpenClDevice(Device):
                 self._pool = cl.Buffer(self._context, flags, size=size_bytes)
                 return
             try:
-                self._svm = cl.fsvm_empty(self._context, (size_bytes + 4096,), "u1")
+                self._svm = SharedRange(cl, self._context, size_bytes)
             except MemoryError as error:
                 raise DeviceFault(self.name, "allocate", str(error)) from None
-        start = -address_of(self._svm.data) % 4096
-        self._pool = self._svm[start : start + size_bytes]
-        self._address = address_of(self._pool.data)
+        self._pool = self._svm.array[:size_bytes]
+        self._address = self._svm.address
 
     def _free(self) -> None:
         self._pool = None
@@ -328,6 +341,32 @@ class OpenClDevice(Device):
                     self._queue, self._pool, bytes(pattern), offset_bytes + start, size
                 )
 
+    # protected memory
+
+    def _allocate_protected(self, size_bytes: int) -> Handle:
+        try:
+            with self._operation("allocate_protected"):
+                memory = SharedRange(self._cl, self._context, size_bytes)
+        except (MemoryError, DeviceFault) as error:
+            raise DeviceFull(self.name, size_bytes, 0) from error
+        memory.zero()
+        return Handle(memory)
+
+    def _fill_protected(self, memory: Handle, offset_bytes: int, data: Bytes) -> None:
+        size = data.nbytes if isinstance(data, memoryview) else len(data)
+        ctypes.memmove(_range(memory).address + offset_bytes, address_of(data), size)
+
+    def _protect(self, memory: Handle, protection: Protection) -> None:
+        self._quiet()
+        try:
+            _range(memory).protect(protection)
+        except OSError as error:
+            raise DeviceFault(self.name, "protect", str(error)) from None
+
+    def _free_protected(self, memory: Handle) -> None:
+        self._protect(memory, Protection.WRITE)  # as the allocator gave it
+        _range(memory).zero()
+
     # code
 
     def _load(self, code: LoadedCode) -> Handle:
@@ -369,15 +408,19 @@ class OpenClDevice(Device):
             limit = self._device.local_mem_size
             found = f"{launch.shared_bytes} bytes of local memory, the device has {limit}"
             raise _unfit(symbol, "launch", found)
-        arguments = self._arguments(kernel, symbol, launch)
+        arguments = self._arguments(kernel, symbol, launch, constants)
         size = tuple(g * b for g, b in zip(launch.grid, launch.block, strict=True))
         return Handle(_Prepared(kernel, arguments, size, launch.block))
 
-    def _arguments(self, kernel: Any, symbol: str, launch: Launch) -> list[tuple[Any, Any]]:
+    def _arguments(
+        self, kernel: Any, symbol: str, launch: Launch, constants: Handle | None
+    ) -> list[tuple[Any, Any]]:
         cl = self._cl
         # set_arg tries one type after the other, 5 us for bytes; this is the one for bytes
         set_bytes = getattr(kernel, "_set_arg_buf", kernel.set_arg)
-        values: list[Any] = [self._pointer(a) if isinstance(a, Pointer) else a for a in launch.args]
+        values: list[Any] = [
+            self._pointer(a, constants) if isinstance(a, Pointer) else a for a in launch.args
+        ]
         if kernel.num_args == len(values) + 1:
             values.append(cl.LocalMemory(max(launch.shared_bytes, 1)))
         if kernel.num_args != len(values):
@@ -393,9 +436,11 @@ class OpenClDevice(Device):
                 ) from None
         return setters
 
-    def _pointer(self, argument: Pointer) -> Any:
+    def _pointer(self, argument: Pointer, constants: Handle | None) -> Any:
         start = argument.offset_bytes
         size = max(argument.size_bytes, 1)
+        if argument.constant:
+            return self._cl.SVM(_range(constants).array[start : start + size])
         if self._shared:
             return self._cl.SVM(self._pool[start : start + size])
         return self._pool.get_sub_region(start, size)
@@ -404,9 +449,10 @@ class OpenClDevice(Device):
         return Handle(step)
 
     def _prepare_copy(self, step: Copy, constants: Handle | None) -> Handle:
-        return Handle(step)
+        return Handle(_PreparedCopy(step, _range(constants) if step.source.constant else None))
 
-    def _copy(self, step: Copy) -> None:
+    def _copy(self, prepared: _PreparedCopy) -> None:
+        step = prepared.step
         target, source, size = (
             step.target.offset_bytes,
             step.source.offset_bytes,
@@ -414,7 +460,8 @@ class OpenClDevice(Device):
         )
         if self._shared:
             self._quiet()
-            ctypes.memmove(self._address + target, self._address + source, size)
+            start = self._address if prepared.constants is None else prepared.constants.address
+            ctypes.memmove(self._address + target, start + source, size)
             return
         self._cl.enqueue_copy(
             self._queue,
@@ -439,7 +486,7 @@ class OpenClDevice(Device):
                     enqueue(queue, item.kernel, item.global_size, item.local_size)
                 elif isinstance(item, Zero):
                     self._zero(item.offset_bytes, item.size_bytes)
-                elif isinstance(item, Copy):
+                elif isinstance(item, _PreparedCopy):
                     self._copy(item)
                 else:
                     raise InternalError(f"{self.name}: {type(item).__name__} is no launch")
@@ -460,6 +507,12 @@ class OpenClDevice(Device):
         with self._operation("synchronize"):
             self._queue.finish()
         self._busy = False
+
+
+def _range(memory: Handle | None) -> SharedRange:
+    if not isinstance(memory, SharedRange):
+        raise InternalError(f"{type(memory).__name__} is no memory of constants")
+    return memory
 
 
 def _unfit(symbol: str, code: str, message: str) -> InvalidBlueprint:

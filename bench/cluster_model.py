@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from dandelion.cluster.call_messages import EngineGroup, Load
 from dandelion.cluster.instance_walk import InstanceWalk
-from dandelion.cluster.messages import EngineGroup, Load
 from dandelion.cluster.placement import PARTNERS, Placement, partners_of
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.dataflow.sharding import Partitioning
@@ -164,7 +164,9 @@ class ModelNode:
 
     def resize(self) -> None:
         """Tell the scheduler how many places other nodes have."""
-        places = self.placement.under_way(BACKEND) + self.placement.free(BACKEND)
+        placement = self.placement
+        self.remote.behind = placement.ahead(BACKEND)
+        places = placement.under_way(BACKEND) + placement.free(BACKEND) + self.remote.behind
         self.scheduler.fleet.resized(self.remote, places, self.model.now_ns)
         self.act()
 

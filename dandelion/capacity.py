@@ -134,6 +134,8 @@ class ClusterInfo(msgspec.Struct, frozen=True):
         kept_copies: asynchronous invocations, of any node, that this one has a copy of.
         taken_over: counter of those of lost nodes that this one has gone on with.
         problem: why this node acknowledges no changes though it could; empty if there is none.
+        kept_copies_bytes: inputs and results of the copies.
+        full_voters: names of the voters that have no room for copies of all that this node runs.
     """
 
     node: str
@@ -148,6 +150,8 @@ class ClusterInfo(msgspec.Struct, frozen=True):
     kept_copies: int = 0
     taken_over: int = 0
     problem: str = ""
+    kept_copies_bytes: int = 0
+    full_voters: tuple[str, ...] = ()
 
 
 class ArenaCapacity(msgspec.Struct, frozen=True):

@@ -217,8 +217,11 @@ class ItemSet(msgspec.Struct, frozen=True):
     @property
     def size_bytes(self) -> int:
         """Size of all data, in bytes."""
-        items = self.items
-        return items[0].size_bytes if len(items) == 1 else sum([i.size_bytes for i in items])
+        size = 0
+        for item in self.items:
+            data = item.data
+            size += len(data) if type(data) is bytes else item.size_bytes
+        return size
 
     def bytes(self) -> bytes:
         """Copy out the data of the only item.
@@ -354,17 +357,15 @@ def check_item(set_name: str, name: str, key: int) -> None:
     Raises:
         InvalidInput: the name is too long, has a NUL or is not valid Unicode; the key is not a u32.
     """
-    if len(name) <= NAME_LIMIT_BYTES // 4 and name.isascii():  # cheap tests that most names pass
-        size = len(name)
-    else:
+    if len(name) > NAME_LIMIT_BYTES or not name.isascii():  # else its bytes are its characters
         try:
             size = len(name.encode())
         except UnicodeEncodeError:
             message = "the item's name is not valid Unicode"
             raise InvalidInput(f"sets.{set_name}", message) from None
-    if size > NAME_LIMIT_BYTES:
-        message = f"an item's name has {size} bytes, more than 255"
-        raise InvalidInput(f"sets.{set_name}", message)
+        if size > NAME_LIMIT_BYTES:
+            message = f"an item's name has {size} bytes, more than 255"
+            raise InvalidInput(f"sets.{set_name}", message)
     if "\0" in name:
         raise InvalidInput(f"sets.{set_name}", "an item's name has a NUL character")
     if not 0 <= key < KEY_LIMIT:

@@ -168,6 +168,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         cluster_store: where the log of the catalogue is kept instead of by a majority of `peers`:
             ``folder:PATH`` of a folder that all nodes have, or ``s3:NAME`` of a store in the
             options of the backend ``s3``. See ``docs/cluster.md``.
+        cluster_copies_number: of how many asynchronous invocations that other nodes run a voter
+            keeps a copy; of more it refuses one.
+        cluster_copies_bytes: of their inputs and results.
         spin_us: how long the node's loop polls for answers of engine processes before it sleeps, in
             microseconds. Polling avoids a wake-up and uses a core; -1 is 200 where there are 8
             cores or more, else 0.
@@ -250,6 +253,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     cluster_tls_key: str = ""
     cluster_tls_ca: str = ""
     cluster_store: str = ""
+    cluster_copies_number: Count = 100_000
+    cluster_copies_bytes: Count = 4096 * MIB
     spin_us: int = -1
     engine_spin_us: int = -1
 

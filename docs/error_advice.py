@@ -179,6 +179,11 @@ ADVICE = {
         "More invocations or calls wait than a limit allows.",
         "Wait and try again. If it lasts, see [tuning.md](tuning.md).",
     ),
+    "CopiesFull": Advice(
+        "Other nodes of the cluster keep as many copies of asynchronous invocations as "
+        "`cluster_copies_number` and `cluster_copies_bytes` allow.",
+        "Delete invocations that ended, wait for others, or raise the settings on the voters.",
+    ),
     "KeptFull": Advice(
         "Results of asynchronous invocations fill `async_keep_bytes`.",
         "Delete those that have ended: `dandelion cancel ID`.",

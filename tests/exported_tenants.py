@@ -141,7 +141,7 @@ def check_answers_and_scans(node: Node, tenants: Tenants, rounds: int) -> None:
 
 def check_stored_once(node: Node, tenants: Tenants) -> None:
     """All code is stored once, and each of the different weights."""
-    catalog = node._all
+    catalog = node._parts.stores.catalog
     assert isinstance(catalog, MemoryCatalog)
     stored = sum(len(data) for data in catalog._blobs.values())
     assert tenants.models * WEIGHT_BYTES < stored < (tenants.models + 1) * WEIGHT_BYTES

@@ -1,5 +1,7 @@
 """Registration refuses declarations and documents that cannot run."""
 
+import gc
+import sys
 from typing import Any
 
 import msgspec
@@ -11,7 +13,8 @@ from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocu
 from dandelion.driver import load_driver
 from dandelion.errors import InvalidComposition, InvalidFunction, InvalidInput, TooLarge
 from dandelion.function import Digest, FunctionSpec, Limits, StaticItem
-from dandelion.registration import TEXT_LIMIT_BYTES, Registrar, Target
+from dandelion.registration import Registrar, Target, blobs_of
+from dandelion.registration.compositions import TEXT_LIMIT_BYTES
 
 
 def refusal(**fields: Any) -> str:
@@ -73,17 +76,23 @@ def test_no_content_of_a_document_is_retained() -> None:
         MemoryCatalog(), {}, {"null": null}, lambda _: (Target(null, ("sm_90",)),)
     )
     function = FunctionDocument("F", ("a",), ("b",), code=(CodeDocument("null"),))
-    good = RegistrationDocument(functions=(function,), libraries={"L": "text"})
-    bad = RegistrationDocument(functions=(function,), compositions=("composition",))
+    good = RegistrationDocument(functions=(function,), libraries={"L": "a text"})
+    bad = RegistrationDocument(
+        functions=(function,), compositions=("composition",), libraries={"L": "another text"}
+    )
     draft = registrar.draft(good)
     assert len(draft.codes) == len(draft.preparations) == 1
     registrar.batch(draft)
-    assert not registrar._blobs
+    blobs = blobs_of(bad)
     with pytest.raises(InvalidComposition):
-        registrar.draft(bad)
-    assert not registrar._codes
-    assert not registrar._preparations
-    assert not registrar._blobs
+        registrar.draft(bad, blobs)
+    [bad_text] = [blob for blob in blobs.values() if blob]
+    good_text, alone = draft.blobs[draft.batch.libraries[0].digest], bytes(bytearray(b"alone"))
+    del good, bad, draft, blobs
+    gc.collect()
+    counts = [sys.getrefcount(text) for text in (good_text, bad_text, alone)]
+    assert counts[0] == counts[1] == counts[2]
+    assert registrar.checkers  # it is there, and might have kept them
 
 
 def test_a_record_of_before_items_had_types_is_read() -> None:

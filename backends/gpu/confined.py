@@ -13,24 +13,25 @@ an error and is replaced. The host of a call that is not wanted any more is kill
 
 When all places are taken, the host goes whose function was not called for longest. One more host,
 with the device open and the compiler warm, waits for the next function. All are forked from one
-process that has loaded the libraries (`.host_template`).
+process that has loaded the libraries (`.host_template`). A function that is called often may have a
+second host for a while, to find out whether it is faster without threads (`.host_trials`).
 """
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dandelion.confinement import lockdown
 from dandelion.data import Item, ItemSet
 from dandelion.driver import Call, Engine, InstanceSets
-from dandelion.engine_process.messages import WireItem, WireSet, WireSets
+from dandelion.engine_process.messages import WireSets
 from dandelion.errors import (
     BackendUnavailable,
     Cancelled,
-    DeviceFull,
     EngineDied,
     Faulted,
     TimedOut,
@@ -41,11 +42,11 @@ from .host_folder import HostFolders
 from .host_memory import POOL_BYTES, HostMemory, Place
 from .host_process import LOOK_S, START_LIMIT_S, HostEnded, HostProcess
 from .host_template import HostTemplate
+from .host_trials import START_NS, HostTrials
 from .hosts_ahead import HostsAhead
-from .layout import aligned
+from .known_answers import KnownAnswer, KnownAnswers
 from .lowering import Lowering
 from .plan_cache import PlanCache
-from .program import Program, ProgramCache, Signature, plan_call
 
 if TYPE_CHECKING:
     from .host_runtime import HostRuntime
@@ -53,24 +54,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PROCESSES = 8
 MAX_PROCESSES = 256
-_KNOWN_CALLS = 256
 _END_LIMIT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What is planned for the calls of one function with the same sizes.
-
-    Attributes:
-        results: for each output its name, offset in the result, and size.
-        context_bytes: size of the result.
-        optional: positions of the outputs that may be absent.
-    """
-
-    program: Program
-    results: tuple[tuple[str, int, int], ...]
-    context_bytes: int
-    optional: frozenset[int]
 
 
 class ConfinedEngine(Engine):
@@ -81,6 +65,7 @@ class ConfinedEngine(Engine):
         runtime: what the processes load.
         resource: which device.
         template: of its processes; the engine closes it. By default one is started.
+        trial_ns: what starting a host costs, see `.host_trials`.
 
     Raises:
         BackendUnavailable: the device cannot be used, or this machine cannot confine a process.
@@ -92,6 +77,7 @@ class ConfinedEngine(Engine):
         runtime: HostRuntime,
         resource: str,
         template: HostTemplate | None = None,
+        trial_ns: int = START_NS,
     ) -> None:
         if not lockdown.landlock_abi():
             raise BackendUnavailable(
@@ -102,14 +88,15 @@ class ConfinedEngine(Engine):
         self.name = f"{options.backend}:{resource or '0'}"
         self._options = options
         self._resource = resource
-        self._programs = ProgramCache()
-        self._known: OrderedDict[tuple[str, Signature], _Known] = OrderedDict()
         self._hosts: OrderedDict[str, HostProcess] = OrderedDict()
         self._ending: list[HostProcess] = []
         self._used: HostProcess | None = None
         self._closed = False
         self._folders = HostFolders()
         self._template = template or HostTemplate(options.backend, options.given, runtime)
+        self._without_threads = runtime.without_threads()
+        start = self._start_rival if self._without_threads else None
+        self._trials = HostTrials(start, self._end, self._adopt, self._drop, trial_ns)
         try:
             self._ahead = HostsAhead(self._started, self._end)
         except BaseException:
@@ -124,14 +111,16 @@ class ConfinedEngine(Engine):
             self.close()
             raise
         processor = Lowering(on_processor=True)
-        self._plans = PlanCache(limit_bytes=self.capacity.device_bytes, lowering=processor)
+        limit_bytes = self.capacity.device_bytes
+        plans = PlanCache(limit_bytes=limit_bytes, lowering=processor)
+        self._answers = KnownAnswers(self.name, plans, limit_bytes)
 
     # a call
 
     def _run(self, call: Call) -> InstanceSets:
         if self._closed:
             raise EngineDied(self.name, "it was closed")
-        known = self._find(call)
+        known = self._answers.find(call)
         try:
             return self._attempt(known, call)
         except HostEnded as ended:
@@ -142,42 +131,33 @@ class ConfinedEngine(Engine):
         except HostEnded as ended:
             raise self._error(ended, call) from None
 
-    def _attempt(self, known: _Known, call: Call) -> InstanceSets:
-        host = self._host(call)
+    def _attempt(self, known: KnownAnswer, call: Call) -> InstanceSets:
+        identity = call.function.identity
+        host = self._trials.choose(call, known, self._host(call))
         try:
             return self._exchange(host, known, call)
         finally:
-            if not host.well:
-                self._drop(call.function.identity)
+            if host.well or host in self._ending:
+                pass
+            elif self._hosts.get(identity) is host:
+                self._drop(identity)
+            else:
+                self._trials.give_up()
 
-    def _exchange(self, host: HostProcess, known: _Known, call: Call) -> InstanceSets:
+    def _exchange(self, host: HostProcess, known: KnownAnswer, call: Call) -> InstanceSets:
         clock = time.perf_counter_ns
         started = clock()
         host.load(call)
         self._used = host
         place = host.memory.place_call(call, known.context_bytes)
-        name, key = known.program.name_of_outputs(call.inputs)
         placed = clock()
-        expected = tuple(
-            WireSet(
-                output,
-                (
-                    WireItem(
-                        output if name is None else name,
-                        key,
-                        size and place.result_offset + at,
-                        size,
-                    ),
-                ),
-            )
-            for output, at, size in known.results
-        )
-        answer, stages = host.run(call, place, expected, known.optional)
+        answer, stages = host.run(call, place, known)
         answered = clock()
         outputs = self._outputs(answer, place, call, host.memory)
         stages["copy_in"] = stages.get("copy_in", 0) + placed - started
         stages["copy_out"] = stages.get("copy_out", 0) + clock() - answered
         call.stages.update(stages)
+        self._trials.ran(call.function.identity, known, host, answered - placed)
         return outputs
 
     def _outputs(
@@ -207,27 +187,6 @@ class ConfinedEngine(Engine):
             return TimedOut(name, "wall", call.limit_s)
         return Faulted(name, ended.words)
 
-    def _find(self, call: Call) -> _Known:
-        program = self._programs.get(call.function)
-        key = (program.identity, program.signature(call.inputs))
-        known = self._known.get(key)
-        if known is None:
-            plan = plan_call(self._plans, program, program.items(call.inputs))
-            if plan.used_bytes > self.capacity.device_bytes:
-                raise DeviceFull(self.name, plan.used_bytes, self.capacity.device_bytes)
-            results, end = [], 0
-            for name in program.outputs:
-                size = plan.outputs[name].size_bytes
-                results.append((name, end, size))
-                end += aligned(size)
-            optional = (i for i, n in enumerate(program.outputs) if n in plan.present_if)
-            made = _Known(program, tuple(results), end, frozenset(optional))
-            known = self._known[key] = made
-            if len(self._known) > _KNOWN_CALLS:
-                self._known.popitem(last=False)
-        self._known.move_to_end(key)
-        return known
-
     # hosts
 
     def _host(self, call: Call) -> HostProcess:
@@ -242,6 +201,8 @@ class ConfinedEngine(Engine):
             self._hosts.move_to_end(identity)
             return host
         self._drop(identity)
+        if not self._has_room():
+            self._trials.give_up()
         while len(self._hosts) >= self._options.processes():
             self._drop(next(iter(self._hosts)))
         try:
@@ -274,7 +235,20 @@ class ConfinedEngine(Engine):
                 raise EngineDied(self.name, "a kernel host does not start")
         call.start_deadline(time.monotonic_ns())
 
-    def _started(self) -> HostProcess:
+    def _has_room(self) -> bool:
+        """Tell whether there may be one more host, besides those that wait and are tried."""
+        tried = self._trials.current is not None
+        return len(self._hosts) + tried < self._options.processes()
+
+    def _start_rival(self) -> HostProcess:
+        return self._started(self._without_threads)
+
+    def _adopt(self, identity: str, host: HostProcess) -> None:
+        """Make a host that of a function, which has another one."""
+        self._end(self._hosts[identity])
+        self._hosts[identity] = host
+
+    def _started(self, variables: Mapping[str, str] = MappingProxyType({})) -> HostProcess:
         return HostProcess(
             self.name,
             self._template,
@@ -282,11 +256,13 @@ class ConfinedEngine(Engine):
             self._options.backend,
             self._resource,
             self._options.size("pool_bytes") or POOL_BYTES,
+            variables,
         )
 
     def _drop(self, identity: str) -> None:
         """End the host of a function, if there is one."""
         host = self._hosts.pop(identity, None)
+        self._trials.dropped(identity)
         if host is not None:
             self._end(host)
 
@@ -324,20 +300,20 @@ class ConfinedEngine(Engine):
         used, self._used = self._used, None
         if used is not None:
             used.memory.clean()
+        self._trials.step(self._has_room())
         if self._ending:
             self._reap()
 
     def forget(self, function: Function) -> None:
         """End the host of a function that is no longer registered."""
         self._drop(function.identity)
-        self._programs.forget(function.identity)
-        for key in [k for k in self._known if k[0] == function.identity]:
-            del self._known[key]
+        self._answers.forget(function.identity)
 
     def close(self) -> None:
         """End all hosts and remove their folders. May be called twice."""
         self._closed = True
         self._ahead.close()
+        self._trials.give_up()
         for identity in tuple(self._hosts):
             self._drop(identity)
         self._reap(_END_LIMIT_S)

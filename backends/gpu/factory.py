@@ -73,8 +73,12 @@ class GpuFactory(EngineFactory):
             engine.standby = options.flag("standby")
         return engine
 
-    def sequential(self, resource: str) -> SequentialEngine:
-        """Start the engine that runs kernels itself, in this process."""
+    def sequential(self, resource: str, kept_bytes: int = 0) -> SequentialEngine:
+        """Start the engine that runs kernels itself, in this process.
+
+        Args:
+            kept_bytes: see `SequentialEngine`.
+        """
         self.drop_template()
         options = self._options
         device = self._warm.pop(resource) if resource in self._warm else self.device(resource)
@@ -95,6 +99,7 @@ class GpuFactory(EngineFactory):
             options.memory_share(self._memory_bytes),
             weights,
             FAILOVER_POOL_BYTES if self._lost_bytes else 0,
+            kept_bytes=kept_bytes,
         )
 
     def runs_on_host(self, resource: str) -> bool:

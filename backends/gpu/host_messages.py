@@ -37,6 +37,7 @@ class HostSettings(msgspec.Struct, frozen=True, array_like=True):
         folder: the place for its own files.
         memory_bytes: size of the file of memory.
         backend, resource: what it serves.
+        variables: of its environment, in which it differs from the template.
     """
 
     parent: int
@@ -44,6 +45,7 @@ class HostSettings(msgspec.Struct, frozen=True, array_like=True):
     memory_bytes: int
     backend: str
     resource: str
+    variables: dict[str, str] = {}
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True, tag="fork"):

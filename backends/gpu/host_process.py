@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -39,6 +40,7 @@ from dandelion.errors import (
 from .host_memory import ROOM_BYTES, HostMemory, Place
 from .host_messages import Confined, HostReply, HostSettings, host_channel
 from .host_template import HostTemplate
+from .known_answers import KnownAnswer
 
 START_LIMIT_S = 60.0
 GRACE_S = 0.05
@@ -86,6 +88,7 @@ class HostProcess:
         folder: the place for its own files.
         backend, resource: what it serves.
         memory_bytes: for the buffers of a call.
+        variables: of its environment, in which it differs from the template.
 
     Raises:
         EngineDied: the template is gone.
@@ -105,6 +108,7 @@ class HostProcess:
         backend: str,
         resource: str,
         memory_bytes: int,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._name = name
         self.folder = folder
@@ -117,7 +121,12 @@ class HostProcess:
         ours, theirs = socket.socketpair()
         self._channel = host_channel(ours)
         settings = HostSettings(
-            template.pid, str(folder), self.memory.size_bytes, backend, resource
+            template.pid,
+            str(folder),
+            self.memory.size_bytes,
+            backend,
+            resource,
+            dict(variables),
         )
         try:
             with theirs:
@@ -187,18 +196,11 @@ class HostProcess:
         self.function = function.identity
         self._send(Load(function.identity, function.spec, function.code, main, files, static), call)
 
-    def run(
-        self,
-        call: Call,
-        place: Place,
-        expected: WireSets,
-        optional: Container[int] = (),
-    ) -> tuple[WireSets, dict[str, int]]:
+    def run(self, call: Call, place: Place, known: KnownAnswer) -> tuple[WireSets, dict[str, int]]:
         """Run a call; its inputs lie in the memory, and so do its outputs afterwards.
 
         Args:
-            expected: the only answer of a call that succeeds.
-            optional: positions of the sets that may be absent in it.
+            known: what the answer must be.
 
         Returns:
             The sets that are there, and how long its stages took, as the host says.
@@ -208,20 +210,7 @@ class HostProcess:
             Cancelled: the call is not wanted any more; the host must be killed.
             DandelionError: the call failed.
         """
-        self._calls += 1
-        latest_ns = call.deadline_ns
-        self._send(
-            Run(
-                self._calls,
-                self.function,
-                place.inputs,
-                place.result_offset,
-                place.result_bytes,
-                latest_ns,
-                call.left_s(),
-            ),
-            call,
-        )
+        self._begin(call, place, call.deadline_ns, call.left_s())
         try:
             reply = self._reply(call)
         except Ended as ended:
@@ -229,14 +218,56 @@ class HostProcess:
         if reply is None:
             self.well = False
             raise HostEnded("it did not answer in time", late=True)
+        return self._checked(reply, call, place, known)
+
+    def begin_rehearsal(self, call: Call, place: Place, end_s: float) -> None:
+        """Send a call that lies in the memory, without waiting for its answer.
+
+        Args:
+            end_s: until when it is to be answered, by `time.monotonic`.
+
+        Raises:
+            HostEnded: the host is gone, or does not read.
+        """
+        self._begin(call, place, int(end_s * 1e9), end_s - time.monotonic())
+
+    def end_rehearsal(self, call: Call, place: Place, known: KnownAnswer) -> bool:
+        """Drop the answer to a rehearsal. False if it is not there yet; raises as `run`."""
+        try:
+            reply = self._channel.take()
+        except Ended as ended:
+            raise self._lost(str(ended)) from None
+        if reply is not None:
+            self._checked(reply, call, place, known)
+        return reply is not None
+
+    def _begin(self, call: Call, place: Place, latest_ns: int, limit_s: float) -> None:
+        self._calls += 1
+        message = Run(
+            self._calls,
+            self.function,
+            place.inputs,
+            place.result_offset,
+            place.result_bytes,
+            latest_ns,
+            limit_s,
+            keep=True,  # of its one function
+        )
+        self._send(message, call)
+
+    def _checked(
+        self, reply: HostReply, call: Call, place: Place, known: KnownAnswer
+    ) -> tuple[WireSets, dict[str, int]]:
+        """Give the outputs if an answer is right, or raise what it says, as `run`."""
         if not isinstance(reply, Done | Failed) or reply.call != self._calls:
             raise self._lied()
         if isinstance(reply, Failed):
             raise self._failure(reply, call)
+        expected = known.expected(call.inputs, place)
         if len(reply.outputs) != len(expected):
             raise self._lied()
         answer = tuple(
-            None if given is None and index in optional else wanted
+            None if given is None and index in known.optional else wanted
             for index, (given, wanted) in enumerate(zip(reply.outputs, expected, strict=True))
         )
         if _bare(reply.outputs) != _bare(answer):

@@ -19,6 +19,14 @@ class HostRuntime(abc.ABC):
     def environment(self) -> dict[str, str]:
         """Give the whole environment of the process."""
 
+    def without_threads(self) -> Mapping[str, str]:
+        """Give what to add to the environment so that a thread runs what it launches by itself.
+
+        It takes effect in a process that has loaded the libraries and not opened the device. Empty
+        if these libraries always have threads.
+        """
+        return {}
+
     @abc.abstractmethod
     def load(self) -> tuple[str, ...]:
         """Load the libraries, without starting a thread; the process may be forked afterwards.

@@ -52,7 +52,7 @@ FOLDER_BYTES = 256 << 20
 FOLDER_FILES = 16384
 FILE_BYTES = 64 << 20
 DATA_BYTES = 2 << 30
-"""Memory for the compiler and for what kernels allocate, beyond the pool."""
+"""Memory for the compiler and for what kernels allocate, beyond the pool and the constants."""
 _DESCRIPTORS = 64
 _LEAST_LANDLOCK = 2  # a file can be renamed into another folder
 
@@ -117,8 +117,9 @@ def be_host(
             if isinstance(loaded, DandelionError):
                 raise loaded
             driver, runtime = loaded.driver, loaded.runtime
+            os.environ.update(settings.variables)
             facts = give_up_rights(loaded, settings)
-            engine = driver.factory().sequential(settings.resource)
+            engine = driver.factory().sequential(settings.resource, settings.memory_bytes)
             broker.send(Ready(driver.name, engine.name, (), "", engine.capacity))
             facts |= runtime.opened()
             rehearse(engine)
@@ -194,7 +195,8 @@ def lock(settings: HostSettings, engine: SequentialEngine, socket_fd: int) -> No
     Raises:
         BackendUnavailable: this kernel has no filters.
     """
-    lockdown.limit(resource.RLIMIT_DATA, engine.capacity.device_bytes + DATA_BYTES)
+    bound = engine.capacity.device_bytes + settings.memory_bytes + DATA_BYTES
+    lockdown.limit(resource.RLIMIT_DATA, bound)
     lockdown.limit_processes()
     try:
         seccomp.install(native(settings.backend), policy(socket_fd))

@@ -14,6 +14,8 @@ from dandelion.errors import BackendUnavailable
 from . import pocl, pocl_spawn
 from .host_runtime import HostRuntime
 
+_DEVICES = "POCL_DEVICES"
+_WITHOUT_THREADS = "basic cpu-minimal"  # the same device, by its name before and since PoCL 4
 _PASSED = ("POCL_", "OCL_ICD_", "OPENCL_", "LD_LIBRARY_PATH")
 _FACTS = ("/proc/cpuinfo", "/sys/devices/system/cpu", "/sys/devices/system/node")
 _LATE = ("pyopencl.array", "pyopencl.cache", "pyopencl.invoker", "pyopencl.tools", "tempfile")
@@ -31,6 +33,9 @@ class PoclRuntime(HostRuntime):
 
     def environment(self) -> dict[str, str]:
         return {n: v for n, v in os.environ.items() if n.startswith(_PASSED)}
+
+    def without_threads(self) -> Mapping[str, str]:
+        return {} if _DEVICES in os.environ else {_DEVICES: _WITHOUT_THREADS}
 
     def load(self) -> tuple[str, ...]:
         pocl.prepare_environment(self._threads)

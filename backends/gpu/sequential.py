@@ -64,6 +64,8 @@ class SequentialEngine(Engine):
         pool_bytes: size of the buffer pool; 0 leaves it to the device.
         pool_share: part of the device's memory that is this engine's, where `pool_bytes` is 0.
         weights: how much of that constants may take that stay there, beside the pool.
+        kept_bytes: keep constants of so much even so, beside the pool and what `capacity` says; for
+            a process that has one function alone.
         arena: where calls' data will lie; the device is told, to copy faster.
         first_bytes: take only so much for the pool until a call needs more. Memory that a process
             has just left is not to be had at once: the device scrubs it, 0.5 TB/s on an H200.
@@ -85,6 +87,7 @@ class SequentialEngine(Engine):
         weights: WeightsLimit | None = None,
         first_bytes: int = 0,
         part_ns: int = PART_NS,
+        kept_bytes: int = 0,
     ) -> None:
         self.name = device.name
         self.device = device
@@ -115,7 +118,8 @@ class SequentialEngine(Engine):
                 constants_least_bytes=LEAST_BYTES,
             )
             self.modules = Modules(device, part_ns=part_ns)
-            self.constants = DeviceConstants(device, limit, self.modules.forget_constants)
+            forget = self.modules.forget_constants
+            self.constants = DeviceConstants(device, max(limit, kept_bytes), forget)
             if arena is not None:
                 device.register(arena.address, arena.size_bytes)
         except BaseException:

@@ -52,6 +52,25 @@ class KeptFull(CapacityError):
 
 
 @dataclass(eq=False)
+class CopiesFull(CapacityError):
+    """Too few voters of the cluster have room for a copy of the invocation."""
+
+    node: str
+    needed_bytes: int
+    free_bytes: int
+    free_number: int
+
+    def __str__(self) -> str:
+        return (
+            f"node {self.node} has no room for a copy of this invocation ({self.needed_bytes} "
+            f"bytes are needed, {max(0, self.free_bytes)} bytes and {max(0, self.free_number)} "
+            "invocations are free), so less than half of the voters would have it; try again when "
+            "others have ended or are deleted, or raise cluster_copies_bytes and "
+            "cluster_copies_number there"
+        )
+
+
+@dataclass(eq=False)
 class InterruptedTooOften(DandelionError):
     """The node ended each time it ran this invocation, so it is not run again."""
 

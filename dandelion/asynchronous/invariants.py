@@ -13,12 +13,13 @@ def check_lives(lives: KeptLives) -> None:
     """Raise AssertionError if an invariant is broken. Takes time in proportion to what is kept."""
     every = lives.books.all
     placed = [kept for kept in every.values() if kept.has_place]
-    assert lives.running == len(placed) <= lives.limits.running
+    places = lives.places
+    assert places.running == len(placed) <= lives.limits.running
     suspects = [kept.record.id for kept in placed if kept.is_suspect]
-    assert suspects == ([] if lives._suspect is None else [lives._suspect])
+    assert suspects == ([] if places.suspect is None else [places.suspect])
     queued = {id_ for id_, kept in every.items() if kept.phase is Phase.QUEUED}
-    assert queued == lives._line._members.keys() | lives._suspects._members.keys()
-    assert not lives._line._members.keys() & lives._suspects._members.keys()
+    assert queued == places.line._members.keys() | places.suspects._members.keys()
+    assert not places.line._members.keys() & places.suspects._members.keys()
     assert lives._unsaved <= every.keys()
     for kept in every.values():
         _check_kept(kept, lives)

@@ -17,7 +17,7 @@ different invocations.
   had not ended is QUEUED again. So each is run at least once, and one that ends the process each
   time is found out: after `attempts` it fails.
 * Others that ran beside it were interrupted as often. So everything that begins its last attempt
-  and was interrupted before begins **alone among such** (`_suspects`): only one that ends the
+  and was interrupted before begins **alone among such** (`Places`): only one that ends the
   process by itself can use up its attempts.
 * The end of a process that closes in order is no interruption: `closing` takes the attempt back.
 * If a result cannot be stored, the invocation fails with that error. If that cannot be stored
@@ -28,7 +28,7 @@ different invocations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -46,13 +46,11 @@ from dandelion.asynchronous.actions import (
 from dandelion.asynchronous.callbacks import after_attempt, first_due
 from dandelion.asynchronous.failures import InterruptedTooOften, KeptFull, KeyReused
 from dandelion.asynchronous.kept import Kept, KeptBooks, KeptLimits, Phase
+from dandelion.asynchronous.places import Places
 from dandelion.asynchronous.records import CallbackState, KeptRecord, KeptState
 from dandelion.asynchronous.store import Part
-from dandelion.asynchronous.waiting import DueTimes, WaitingLine
+from dandelion.asynchronous.waiting import DueTimes
 from dandelion.errors import Cancelled, DandelionError
-
-PAUSE_S = 0.25
-"""After the store or the scheduler refused something, it is tried again after so long."""
 
 
 class KeptLives:
@@ -60,17 +58,17 @@ class KeptLives:
 
     Args:
         limits: that hold.
+
+    Attributes:
+        places: which of them run, and which wait.
+        books: all of them, by id and by tenant.
     """
 
     def __init__(self, limits: KeptLimits) -> None:
         self.limits = limits
         self.is_closing = False
-        self.running = 0
         self.books = KeptBooks(limits)
-        self._line = WaitingLine()
-        self._suspects = WaitingLine()
-        self._suspect: str | None = None  # the one that has a place
-        self._paused_until_s = 0.0
+        self.places = Places(limits.running)
         self._expiries = DueTimes()
         self._callbacks = DueTimes()
         self._unsaved: set[str] = set()
@@ -96,8 +94,8 @@ class KeptLives:
 
     def waits_for_time(self) -> bool:
         """Whether `tick` has something to do, now or later."""
-        waiting = len(self._line) + len(self._suspects)
-        return bool(self._expiries or self._callbacks or self._unsaved or self._unerased or waiting)
+        due = self._expiries or self._callbacks
+        return bool(due or self._unsaved or self._unerased or len(self.places))
 
     # --- the caller -------------------------------------------------------------------------------
 
@@ -119,8 +117,8 @@ class KeptLives:
         self._make_room(record.tenant, 1, record.input_bytes)
         kept = Kept(record, Phase.ACCEPTING)
         self.books.add(kept)
-        if self._may_begin(now_s) and not self._line:
-            self._place(kept)
+        if self.places.may_begin(now_s) and not self.places.line:
+            self.places.take(kept)
             kept.record = _begun(record, now_s)
         self._save(kept, Part.INPUTS)
         return record.id
@@ -131,8 +129,7 @@ class KeptLives:
         if kept.phase is Phase.ENDED:
             self._forget(kept)
         elif kept.phase is Phase.QUEUED:
-            self._line.remove(id_)
-            self._suspects.remove(id_)
+            self.places.leave(kept)
             self._end(kept, KeptState.CANCELLED, Cancelled("by its caller"), now_s)
         elif kept.phase is not Phase.ENDING and not kept.cancelling:
             kept.cancelling = True
@@ -181,7 +178,7 @@ class KeptLives:
         if self.is_closing:
             return
         if kept.phase is Phase.ACCEPTING:
-            self._unplace(kept)
+            self.places.leave(kept)
             self.books.remove(kept)
             self._actions.append(Refused(id_, error))
             self._fill(now_s)
@@ -264,21 +261,32 @@ class KeptLives:
             if kept is not None and not kept.calling:
                 kept.calling = True
                 self._actions.append(Call(kept.record))
-        if now_s >= self._paused_until_s:
+        if not self.places.is_paused(now_s):
             for id_ in sorted(self._unsaved):
                 if not self.books.all[id_].saves:
                     self._save(self.books.all[id_], None)
-                    self._paused_until_s = now_s + PAUSE_S
+                    self.places.pause(now_s)
             unerased, self._unerased = self._unerased, set()
             self._actions += [Erase(id_) for id_ in sorted(unerased)]
         self._fill(now_s)
 
-    def recovered(self, records: Iterable[KeptRecord], now_s: float) -> None:
+    def recovered(
+        self,
+        records: Iterable[KeptRecord],
+        now_s: float,
+        refused: Mapping[str, DandelionError] | None = None,
+    ) -> None:
         """Go on with what the store has: after a start of the process, or from another node.
 
         Erasures that did not reach the store are done again, as far as it is known: of two records
         with the same key the older one was forgotten, and limits hold.
+
+        Args:
+            records: what the store has.
+            now_s: the time.
+            refused: why this node cannot run some of them, by id; these fail.
         """
+        refused = refused or {}
         oldest_first = sorted(records, key=lambda r: (r.created_s, r.id))
         over = []
         newest = {(r.tenant, r.request.key): r.id for r in oldest_first if r.request.key}
@@ -292,6 +300,8 @@ class KeptLives:
             self.books.add(kept)
             if record.state.has_ended:
                 over.append(kept)
+            elif record.id in refused:
+                self._end(kept, KeptState.FAILED, refused[record.id], now_s)
             else:
                 self._recover(kept, now_s)
         for kept in sorted(over, key=lambda k: k.record.ended_s):
@@ -320,9 +330,7 @@ class KeptLives:
             kept = self.books.all.get(id_)
             if kept is None:
                 continue
-            self._line.remove(id_)
-            self._suspects.remove(id_)
-            self._unplace(kept)
+            self.places.leave(kept)
             self._unsaved.discard(id_)
             self.books.remove(kept)
             if kept.phase is Phase.RUNNING:
@@ -344,52 +352,29 @@ class KeptLives:
 
     # --- places -----------------------------------------------------------------------------------
 
-    def _may_begin(self, now_s: float) -> bool:
-        return self.running < self.limits.running and now_s >= self._paused_until_s
-
     def _fill(self, now_s: float) -> None:
         """Give free places to those that wait."""
-        while not self.is_closing and self._may_begin(now_s):
-            id_ = self._suspects.take() if self._suspect is None else None
-            if id_ is None:
-                id_ = self._line.take()
-            if id_ is None:
-                return
+        while not self.is_closing and (id_ := self.places.next(now_s)) is not None:
             kept = self.books.all[id_]
-            self._place(kept)
+            self.places.take(kept)
             kept.phase = Phase.PREPARING
             kept.record = _begun(kept.record, now_s)
             self._save(kept, None)
 
     def _queue(self, kept: Kept, *, first: bool = False) -> None:
         kept.phase = Phase.QUEUED
-        line = self._suspects if kept.is_suspect else self._line
-        record = kept.record
-        line.add(record.tenant, record.id, record.request.priority, first=first)
+        self.places.wait(kept, first=first)
 
     def _back(self, kept: Kept, now_s: float) -> None:
         """Let it wait again: its attempt did not begin."""
-        self._unplace(kept)
+        self.places.leave(kept)
         kept.record = kept.shown = _unbegun(kept.record)
-        self._paused_until_s = now_s + PAUSE_S
+        self.places.pause(now_s)
         if kept.cancelling:
             self._end(kept, KeptState.CANCELLED, Cancelled("by its caller"), now_s)
             return
         self._actions.append(Changed(kept.record.id))
         self._queue(kept, first=True)
-
-    def _place(self, kept: Kept) -> None:
-        kept.has_place = True
-        self.running += 1
-        if kept.is_suspect:
-            self._suspect = kept.record.id
-
-    def _unplace(self, kept: Kept) -> None:
-        if kept.has_place:
-            kept.has_place = False
-            self.running -= 1
-            if self._suspect == kept.record.id:
-                self._suspect = None
 
     # --- ends -------------------------------------------------------------------------------------
 
@@ -408,7 +393,7 @@ class KeptLives:
         self._save(kept, None)
 
     def _ended(self, kept: Kept, now_s: float) -> None:
-        self._unplace(kept)
+        self.places.leave(kept)
         kept.phase = Phase.ENDED
         callback = kept.record.callback
         if callback is not None:

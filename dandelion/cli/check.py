@@ -22,7 +22,7 @@ from dandelion.dataflow.validate import check_module
 from dandelion.errors import InvalidBlueprint, InvalidComposition, InvalidInput, Problem
 from dandelion.frontend.records import read_document
 from dandelion.function import CodeObject, Function, FunctionSpec, digest_of
-from dandelion.node.starting import load_checkers
+from dandelion.node.loaded_backends import load_checkers
 
 _FORMAT = "blueprint"  # format of code objects
 _FIELDS = ("blueprint", "kernels", "modules", "module_path")

@@ -38,11 +38,14 @@ def _show(info: ClusterInfo, out: Output) -> None:
         out.line("\nonly a minority of the voters is seen: changes are not acknowledged")
     if info.problem:
         out.line(f"\n{info.problem}")
+    if info.full_voters:
+        names = ", ".join(info.full_voters)
+        out.line(f"\nno room for all copies of asynchronous invocations of this node: {names}")
     out.line(
         f"\n{info.node}: {info.registered} changes of the catalogue; {info.sent_calls} calls sent, "
         f"{info.lost_calls} lost, {info.served_calls} served; {size_text(info.sent_bytes)} sent, "
         f"{size_text(info.received_bytes)} received; copies of {info.kept_copies} asynchronous "
-        f"invocations, {info.taken_over} taken over"
+        f"invocations ({size_text(info.kept_copies_bytes)}), {info.taken_over} taken over"
     )
 
 

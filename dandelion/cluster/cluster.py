@@ -20,10 +20,10 @@ from functools import partial
 from pathlib import Path
 
 from dandelion.asynchronous.store import KeptStore
-from dandelion.capacity import ClusterInfo
 from dandelion.catalog import Catalog
 from dandelion.cluster.ballots import Command
 from dandelion.cluster.blob_source import BlobSource
+from dandelion.cluster.call_messages import Done, Failed
 from dandelion.cluster.catalog import ClusterCatalog, refused_on_loop, unacknowledged
 from dandelion.cluster.control_end import ControlEnd
 from dandelion.cluster.departure import ClusterShutdown
@@ -37,8 +37,7 @@ from dandelion.cluster.link import OutLink
 from dandelion.cluster.log_file import LogFile
 from dandelion.cluster.log_parts import CatalogLog, LogParts
 from dandelion.cluster.membership import DEAD_NS, Beat, Connect, Lost, Membership, Renew
-from dandelion.cluster.messages import Ballot, Done, Failed, Pong
-from dandelion.cluster.node_side import NodeSide
+from dandelion.cluster.messages import Ballot, Pong
 from dandelion.cluster.placement import Placement
 from dandelion.cluster.questions import Answer
 from dandelion.cluster.replication import Replica
@@ -46,10 +45,10 @@ from dandelion.cluster.serving import InLink
 from dandelion.cluster.settings import ClusterSettings
 from dandelion.cluster.shares import UsedElsewhere
 from dandelion.cluster.staged_blobs import StagedBlobs
-from dandelion.cluster.status import members_of
+from dandelion.cluster.status import Status
 from dandelion.cluster.store_driver import StoreDriver
 from dandelion.data import Bytes
-from dandelion.errors import CatalogUnavailable, InvalidInput
+from dandelion.errors import InvalidInput
 from dandelion.executors import to_dandelion_error
 from dandelion.node.attachment import NodeParts
 
@@ -60,7 +59,7 @@ SILENT_NS = 2 * DEAD_NS
 log = logging.getLogger("dandelion.cluster")
 
 
-class Cluster(NodeSide, ClusterShutdown):
+class Cluster(Status, ClusterShutdown):
     """One node's part of a cluster. Use it for one node.
 
     Args:
@@ -112,7 +111,13 @@ class Cluster(NodeSide, ClusterShutdown):
         self._has_majority = threading.Event()
         self.thread = self._wanted = 0
         self._kept = KeptKeeper(
-            self.name, keepers, bool(settings.store), self._membership, self._links, self._spawn
+            self.name,
+            keepers,
+            bool(settings.store),
+            self._membership,
+            self._links,
+            settings.copies,
+            self._spawn,
         )
         self.elsewhere = self._kept.elsewhere
         self._to_close: list[Callable[[], None]] = []
@@ -178,53 +183,6 @@ class Cluster(NodeSide, ClusterShutdown):
     def _refuse_on_loop(self) -> None:
         if threading.get_ident() == self.thread:
             raise refused_on_loop()
-
-    def check_acknowledges(self) -> None:
-        """See `ClusterPart.check_acknowledges`."""
-        self.catalog.check_current()
-        if isinstance(self._log, StoreDriver):
-            self._log.check()
-        elif not self._has_majority.is_set():
-            raise CatalogUnavailable(
-                "cluster",
-                "this node sees only a minority of the nodes, so it acknowledges nothing",
-                "try another node, or again when they are connected",
-            )
-
-    def info(self) -> ClusterInfo:
-        """See `ClusterPart.info`."""
-        links = (self._links, self._in_links, self._round_trips)
-        members = members_of(
-            self.name,
-            self.voters,
-            self.load(0),
-            self.used_ns(),
-            self._membership,
-            self._placement,
-            *links,
-        )
-        ends: list[ControlEnd] = [*self._links.values(), *self._in_links.values()]
-        return ClusterInfo(
-            self.name,
-            members,
-            self._log.problem is None
-            if isinstance(self._log, StoreDriver)
-            else self._membership.has_majority,
-            self._log.length,
-            self._sent,
-            self._served + sum([link.count for link in self._in_links.values()]),
-            self._lost,
-            self._sent_bytes + sum([end.sent_bytes for end in ends]),
-            self._received_bytes + sum([end.received_bytes for end in ends]),
-            self._kept.copies,
-            self._kept.taken_over,
-            self._problem(),
-        )
-
-    def _problem(self) -> str:
-        of_store = self._log.problem if isinstance(self._log, StoreDriver) else None
-        problem = self.catalog.blocked or of_store
-        return "" if problem is None else str(problem)
 
     # --- time and members -------------------------------------------------------------------------
 
@@ -301,6 +259,8 @@ class Cluster(NodeSide, ClusterShutdown):
                 self._reasons[name] = reason
                 log.warning("node %s cannot be reached: %s", name, reason)
             self._membership.failed(name, time.monotonic_ns())
+            if name not in self._membership.members:  # it is forgotten
+                self._reasons.pop(name, None)
             self._act()
             return
         if self._left or not self._membership.connected(name, incarnation, time.monotonic_ns()):
@@ -328,7 +288,7 @@ class Cluster(NodeSide, ClusterShutdown):
         self._placement.used(name, pong.used_ns)
         self._log.heard_length(name, pong.registered)
         scheduler = self.parts.runtime.scheduler
-        for tenant, backend, used_ns in self._used.heard(name, pong.used_ns, pong.served_ns):
+        for tenant, backend, used_ns in self._used.heard(name, pong.used_ns, pong.uncharged_ns):
             scheduler.used_elsewhere(tenant, backend, used_ns)
         self._act()
 
@@ -376,6 +336,7 @@ class Cluster(NodeSide, ClusterShutdown):
         self._lost += link.lost_calls
         self._round_trips.pop(link.peer, None)
         self._placement.left(link.peer)
+        self._used.left(link.peer)
         if not self._left:
             self._membership.ended(link.peer, time.monotonic_ns())
             self._act()

@@ -6,19 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from dandelion.cluster.call_messages import RegionSize
 from dandelion.cluster.exchange import Exchange, Fetched
 from dandelion.cluster.frames import Frames
 from dandelion.cluster.handshake import BadPeer
-from dandelion.cluster.messages import (
-    Ballot,
-    BlobAt,
-    GetBlob,
-    Message,
-    Question,
-    Refuse,
-    RegionSize,
-    Reply,
-)
+from dandelion.cluster.messages import Ballot, BlobAt, GetBlob, Message, Question, Refuse, Reply
 from dandelion.cluster.questions import Answer, Questions
 from dandelion.data import Bytes
 from dandelion.errors import DandelionError

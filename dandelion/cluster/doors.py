@@ -15,11 +15,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from dandelion.cluster.call_messages import Load
 from dandelion.cluster.exchange import Exchange
 from dandelion.cluster.frames import Frames
 from dandelion.cluster.handshake import BadPeer
 from dandelion.cluster.link import OutLink
-from dandelion.cluster.messages import VERSION, Join, Load, Message, Refuse, Welcome
+from dandelion.cluster.messages import VERSION, Join, Message, Refuse, Welcome
 from dandelion.cluster.serving import Host, InLink
 from dandelion.cluster.settings import ClusterSettings, parsed_address
 from dandelion.errors import InvalidInput

@@ -18,18 +18,10 @@ from concurrent.futures import Executor as Pool
 from dataclasses import dataclass, field
 from functools import partial
 
+from dandelion.cluster.call_messages import RegionSize
 from dandelion.cluster.frames import Frames
 from dandelion.cluster.handshake import BadPeer
-from dandelion.cluster.messages import (
-    PIECE_BYTES,
-    Gone,
-    Message,
-    Piece,
-    Pull,
-    RegionSize,
-    Release,
-    Withdraw,
-)
+from dandelion.cluster.messages import PIECE_BYTES, Gone, Message, Piece, Pull, Release, Withdraw
 from dandelion.cluster.regions import Regions
 from dandelion.data import Bytes
 from dandelion.errors import DandelionError, NodeLost

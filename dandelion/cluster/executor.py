@@ -1,7 +1,7 @@
 """Engines of other nodes, to the scheduler: one for each backend that any of them has.
 
-Such an engine has as many places as there are free engines on the other nodes, and no work of its
-own: it chooses the node (`placement`) and gives the call to the link.
+Such an engine has as many places as there are free engines on the other nodes, and some for calls
+ahead. It has no work of its own: it chooses the node (`placement`) and gives the call to the link.
 """
 
 from __future__ import annotations
@@ -147,7 +147,9 @@ class RemoteExecutor(Executor):
             self._resized(self.engine, places)
 
     def _places(self) -> int:
-        return self._placement.under_way(self.backend) + self._placement.free(self.backend) or -1
+        placement = self._placement
+        ahead = self.engine.behind = placement.ahead(self.backend)
+        return placement.under_way(self.backend) + placement.free(self.backend) + ahead or -1
 
     def send(self, call: CallState, evict: tuple[Flow, ...] = (), keep: bool = False) -> None:
         flow = call.flow

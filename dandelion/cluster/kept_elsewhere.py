@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -39,6 +40,8 @@ from dandelion.data import Bytes, Sets
 from dandelion.errors import CatalogUnavailable, DandelionError, Unknown, from_record
 from dandelion.node.kept_service import KeptOutcome, KeptService
 
+log = logging.getLogger("dandelion.cluster")
+
 FIND_S = 10.0
 """How long an invocation may have no node that runs it, while its node is lost."""
 PAUSE_S = 0.1
@@ -50,10 +53,11 @@ class KeptElsewhere:
     """Implements `dandelion.node.attachment.KeptElsewhere`. For the loop's thread.
 
     Args:
+        name: of this node.
         copies: of this node.
         membership, links: the other nodes.
-        asked: names of the nodes that have copies, if this one has not; None if each node has
-            copies of its own invocations only.
+        voters: names of the nodes that have copies; None if each node has copies of its own
+            invocations only.
 
     Attributes:
         service: of this node, once it has started.
@@ -61,15 +65,17 @@ class KeptElsewhere:
 
     def __init__(
         self,
+        name: str,
         copies: KeptCopies,
         membership: Membership,
         links: Mapping[str, OutLink],
-        asked: Sequence[str] | None,
+        voters: Sequence[str] | None,
     ) -> None:
+        self._name = name
         self._copies = copies
         self._membership = membership
         self._links = links
-        self._asked = asked
+        self._voters = voters
         self.service: KeptService | None = None
 
     # --- asking -----------------------------------------------------------------------------------
@@ -77,15 +83,16 @@ class KeptElsewhere:
     async def earlier(self, tenant: str, key: str, digest: str) -> str | None:
         """Return the id of an invocation with an idempotency key that a node accepted.
 
+        One that was acknowledged is at a majority of the voters, so as many are asked as every
+        majority has one of.
+
         Raises:
             KeyReused: its request was different.
+            CatalogUnavailable: too few voters answer.
         """
         found = self.keyed(tenant, key)
-        if not found.id and self._asked != ():
-            names = self._links if self._asked is None else self._asked
-            links = [self._links[name] for name in names if name in self._links]
-            asked = [self._ask_key(link, FindKey(tenant, key)) for link in links]
-            found = next((one for one in await asyncio.gather(*asked) if one.id), found)
+        if not found.id:
+            found = await self._keyed_elsewhere(FindKey(tenant, key))
         if found.id and found.digest != digest:
             raise KeyReused(key, found.id)
         return found.id or None
@@ -95,13 +102,44 @@ class KeptElsewhere:
         record = self._copies.with_key(tenant, key)
         return Keyed() if record is None else Keyed(record.id, record.digest)
 
-    async def _ask_key(self, link: OutLink, question: FindKey) -> Keyed:
+    async def _keyed_elsewhere(self, question: FindKey) -> Keyed:
+        names = self._links if self._voters is None else self._voters
+        links = [self._links[name] for name in names if name in self._links]
+        missing = 0
+        if self._voters is not None:
+            majority = len(self._voters) // 2 + 1
+            missing = len(self._voters) - majority + 1 - (self._name in self._voters)
+            if not missing:
+                return Keyed()
+        tasks = [asyncio.create_task(self._ask_key(link, question)) for link in links]
+        try:
+            for task in asyncio.as_completed(tasks):
+                answer = await task
+                missing -= answer is not None
+                if answer is not None and answer.id:
+                    return answer
+                if not missing and self._voters is not None:
+                    return Keyed()
+        finally:
+            for one in tasks:
+                one.cancel()
+        if missing > 0:
+            reason = "too few voters say whether they know the idempotency key"
+            remedy = "try again when they are connected, and have the same version"
+            raise CatalogUnavailable("cluster", reason, remedy)
+        return Keyed()
+
+    async def _ask_key(self, link: OutLink, question: FindKey) -> Keyed | None:
+        """Ask a node; None if it does not answer."""
         try:
             async with asyncio.timeout(OLDER_S):
                 content, _ = await link.questions.ask(encode_kept(question))
             return decode_answer(content, Keyed)
-        except (DandelionError, BadPeer, TimeoutError):
-            return Keyed()
+        except BadPeer as error:
+            log.warning("node %s: %s", link.peer, error)
+        except (DandelionError, TimeoutError):
+            pass
+        return None
 
     async def watch(
         self, id_: str, tenant: str, *, after: str, wait_s: float, end: bool
@@ -175,7 +213,7 @@ class KeptElsewhere:
     def _knows_all(self) -> bool:
         """Whether an invocation that no node answers for does not exist."""
         members = self._membership
-        return members.sees_all if self._asked is None else members.has_majority
+        return members.sees_all if self._voters is None else members.has_majority
 
     def _holder(self, id_: str) -> OutLink | None:
         record = self._copies.records.get(id_)

@@ -1,79 +1,33 @@
 """Writing asynchronous invocations: to this node's store, and to the voters.
 
-Each voter that a link leads to is *followed up* by a task: first it is offered all that the
-journals of this node have, then it gets every entry in order, one at a time. An entry is done when
-this node and more than half of the voters have it. See `kept_copies` for what a journal is.
+An entry is done when this node and more than half of the voters have it; `kept_followers` sends it.
+See `kept_copies` for what a journal is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import msgspec
 
+from dandelion.asynchronous.failures import CopiesFull
 from dandelion.asynchronous.records import Ballot, KeptMark, KeptRecord
 from dandelion.asynchronous.store import Drop, KeptStore, Part, Put, StoreStep
-from dandelion.cluster.handshake import BadPeer
 from dandelion.cluster.kept_copies import Before, KeptCopies, data_part, first_ballot, mark_of
-from dandelion.cluster.kept_messages import (
-    CopyStep,
-    Offer,
-    Wanted,
-    Write,
-    Written,
-    decode_answer,
-    encode_kept,
-)
-from dandelion.cluster.link import OutLink
+from dandelion.cluster.kept_followers import Entry, Followers
+from dandelion.cluster.kept_messages import CopyStep
 from dandelion.data import Bytes
-from dandelion.errors import CatalogUnavailable, DandelionError, NodeLost, Unknown
+from dandelion.errors import CatalogUnavailable, DandelionError
 from dandelion.executors import to_dandelion_error
 
-GROUP = 256
-GROUP_BYTES = 4 << 20
-"""So many records, or about so many bytes, are sent at once to a voter that lacks them."""
-QUEUE_LIMIT = 64
-"""Entries that wait for one voter; one that is slower is offered everything anew."""
 JOURNAL_RECORDS = 4000
 """After so many invocations a node begins another journal: all that one has fits into a message."""
-PAUSE_S = 0.25
 
 log = logging.getLogger("dandelion.cluster")
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """Something that a majority is to have.
-
-    Attributes:
-        journal, ballot: of it.
-        steps: versions; without any, all that the journal has.
-        chunks: data of the steps, in order.
-        stored: the nodes that have it.
-        done: is resolved when they are enough.
-    """
-
-    journal: str
-    ballot: Ballot
-    steps: tuple[CopyStep, ...] = ()
-    chunks: list[Bytes] = field(default_factory=list)
-    stored: set[str] = field(default_factory=set)
-    done: Future[None] = field(default_factory=Future)
-
-
-@dataclass(slots=True, eq=False)
-class _Follower:
-    """A voter that a link leads to."""
-
-    link: OutLink
-    queue: deque[Entry] = field(default_factory=deque)
-    more: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class KeptJournals:
@@ -88,7 +42,9 @@ class KeptJournals:
         spawn: has something done in the background.
 
     Attributes:
-        held: the ballots of the journals that this node holds.
+        held: the ballots of the journals that this node holds. One that is empty is forgotten when
+            all voters know that it is.
+        followers: the voters that get copies.
     """
 
     def __init__(
@@ -109,17 +65,21 @@ class KeptJournals:
         self._spawn = spawn
         self._pool = ThreadPoolExecutor(1, "dandelion-copies")
         self._step = self._count = 0
-        self._followers: dict[str, _Follower] = {}
+        self.followers = Followers(self, copies)
         self._open: dict[Entry, None] = {}
+        self._stamps: dict[str, int] = {}  # the last step that was published of each journal
+        self._up_to_date: dict[str, set[str]] = {}
         self.held: dict[str, Ballot] = {}
         self._own = ""
         self._begin_journal()
 
     def _begin_journal(self) -> None:
+        before = self._own
         self._count += 1
         self._in_own = 0
         self._own = f"{self._token}#{self._count}"
         self.held[self._own] = first_ballot(self._own)
+        self._forget_if_empty(before)
 
     @property
     def majority(self) -> int:
@@ -149,8 +109,8 @@ class KeptJournals:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def write(self, steps: Sequence[StoreStep]) -> list[Future[None]]:
-        """Begin to write; return what is to be waited for.
+    def write(self, steps: Sequence[StoreStep]) -> list[Entry]:
+        """Begin to write; return what is to be waited for, by `Entry.done`.
 
         Raises:
             CatalogUnavailable: another node has taken one of the invocations.
@@ -177,7 +137,12 @@ class KeptJournals:
             self._publish(entry)
         if local:
             self._spawn(self._stored(local, before, entries))
-        return [entry.done for entry in entries]
+        return entries
+
+    def give_up(self, entries: Iterable[Entry]) -> None:
+        """No writer waits for entries. Voters get those under way, and offers after a new link."""
+        for entry in entries:
+            self._open.pop(entry, None)
 
     def _new_in(self) -> str:
         """Return the journal of a new invocation."""
@@ -215,25 +180,63 @@ class KeptJournals:
         except DandelionError as error:
             for entry in entries:
                 self._fail(entry, error)
+                self._retract(entry, before)
         else:
             for entry in entries:
-                self._acknowledged(entry, self._name)
+                self.acknowledged(entry, self._name)
+
+    def _retract(self, entry: Entry, before: Before) -> None:
+        """Have voters drop what is new in an entry that this node could not store."""
+        new = [step.id for step in entry.steps if step.record and before.get(step.id) is None]
+        self._step += 1
+        version = (entry.ballot, self._step)
+        drops = tuple([CopyStep(id_, None, version) for id_ in new])
+        if drops and entry.journal in self.held:
+            drop = Entry(entry.journal, entry.ballot, drops)
+            self._publish(drop)
+            self.acknowledged(drop, self._name)
 
     def _publish(self, entry: Entry) -> None:
         self._open[entry] = None
-        for name, follower in self._followers.items():
-            follower.queue.append(entry)
-            follower.more.set()
-            if len(follower.queue) > QUEUE_LIMIT:
-                log.warning("node %s is slow to take copies of invocations", name)
-                follower.queue = deque(self._everything())
+        entry.stamp = self._stamps[entry.journal] = self._step
+        self._up_to_date.pop(entry.journal, None)
+        self.followers.publish(entry)
 
-    def _acknowledged(self, entry: Entry, name: str) -> None:
+    def stamp(self, journal: str) -> int:
+        """The last step that was published of a journal."""
+        return self._stamps.get(journal, 0)
+
+    def acknowledged(self, entry: Entry, name: str) -> None:
+        """A node has stored an entry."""
         entry.stored.add(name)
+        entry.full.discard(name)
         votes = len(entry.stored.intersection(self._voters))
         if votes >= self.majority and self._name in entry.stored and not entry.done.done():
             self._open.pop(entry, None)
             entry.done.set_result(None)
+        if entry.stamp == self.stamp(entry.journal) and entry.journal in self.held:
+            self._up_to_date.setdefault(entry.journal, set()).add(name)
+            self._forget_if_empty(entry.journal)
+
+    def _forget_if_empty(self, journal: str) -> None:
+        """Hold a journal no longer that gets no more invocations, and that no voter has any of."""
+        known = self._up_to_date.get(journal, set())
+        if journal == self._own or self._copies.ids(journal):
+            return
+        if known.issuperset((self._name, *self._voters)):
+            self.release(journal)
+
+    def release(self, journal: str) -> None:
+        """Hold a journal no longer."""
+        self.held.pop(journal, None)
+        self._stamps.pop(journal, None)
+        self._up_to_date.pop(journal, None)
+
+    def left_out(self, entry: Entry, name: str, error: CopiesFull) -> None:
+        """A voter has no room for something of an entry, which fails if too few others are left."""
+        entry.full.add(name)
+        if len(set(self._voters) - entry.full) < self.majority:
+            self._fail(entry, error)
 
     def _fail(self, entry: Entry, error: DandelionError) -> None:
         self._open.pop(entry, None)
@@ -278,9 +281,7 @@ class KeptJournals:
         entry = Entry(journal, ballot)
         self._open[entry] = None
         await self._stored(local, before, [entry])
-        for follower in self._followers.values():
-            follower.queue.append(entry)
-            follower.more.set()
+        self.followers.publish(entry)
         await asyncio.wrap_future(entry.done)
         return records
 
@@ -290,7 +291,7 @@ class KeptJournals:
         if self.held.get(journal, ballot) >= ballot:
             return
         log.warning("node %s has taken over invocations of this node", ballot[1])
-        del self.held[journal]
+        self.release(journal)
         if journal == self._own:
             self._begin_journal()
         self._fenced(self._copies.ids(journal))
@@ -299,94 +300,14 @@ class KeptJournals:
 
     # --- voters -----------------------------------------------------------------------------------
 
-    def _everything(self) -> list[Entry]:
+    def everything(self) -> list[Entry]:
         """All that a voter may lack."""
         held = [Entry(journal, ballot) for journal, ballot in self.held.items()]
         return [*held, *self._open]
 
-    async def follow_up(self, name: str, link: OutLink) -> None:
-        """Give a voter everything, until its link ends."""
-        follower = self._followers[name] = _Follower(link)
-        follower.queue.extend(self._everything())
-        while not link.closed:
-            if not follower.queue:
-                follower.more.clear()
-                await follower.more.wait()
-                continue
-            entry = follower.queue.popleft()
-            try:
-                await self._send(link, entry)
-            except (DandelionError, BadPeer) as error:
-                if not isinstance(error, NodeLost):
-                    log.warning("node %s has no copies of invocations: %s", name, error)
-                    await asyncio.sleep(PAUSE_S)
-                follower.queue = deque(self._everything())
-            else:
-                if self.held.get(entry.journal) == entry.ballot:
-                    self._acknowledged(entry, name)
-
-    def unlinked(self, name: str, link: OutLink) -> None:
-        """A link has ended."""
-        follower = self._followers.get(name)
-        if follower is not None and follower.link is link:
-            follower.more.set()
-            del self._followers[name]
-
-    async def _send(self, link: OutLink, entry: Entry) -> None:
-        if self.held.get(entry.journal) != entry.ballot:
-            return
-        if entry.steps:
-            await self._write(link, entry.journal, entry.ballot, entry.steps, entry.chunks)
-            return
-        offer = Offer(entry.journal, entry.ballot, self._copies.offer(entry.journal))
-        content, _ = await link.questions.ask(encode_kept(offer))
-        wanted = decode_answer(content, Wanted)
-        if wanted.refused is not None:
-            self.fence(entry.journal, wanted.refused)
-            return
-        steps: list[CopyStep] = []
-        chunks: list[Bytes] = []
-        size = 0
-        for id_, lacks_data in wanted.ids.items():
-            record = self._copies.records.get(id_)
-            if record is None:
-                continue
-            part = data_part(record) if lacks_data else None
-            try:
-                data = None if part is None else await self.read(id_, part)
-            except Unknown:
-                continue  # its invocation has ended meanwhile
-            if self._copies.records.get(id_) is not record:
-                continue  # it changed meanwhile; what is new comes with an entry of its own
-            length = 0 if data is None else memoryview(data).nbytes
-            steps.append(CopyStep(id_, record, mark_of(record).version, part, length))
-            chunks += () if data is None else (data,)
-            size += length
-            if size > GROUP_BYTES or len(steps) >= GROUP:
-                await self._write(link, entry.journal, entry.ballot, tuple(steps), chunks)
-                steps, chunks, size = [], [], 0
-        if steps:
-            await self._write(link, entry.journal, entry.ballot, tuple(steps), chunks)
-
     async def read(self, id_: str, part: Part) -> Bytes | None:
         """Read from this node's store; raises as that."""
         return await self.run(partial(self._inner.read, id_, part))
-
-    async def _write(
-        self,
-        link: OutLink,
-        journal: str,
-        ballot: Ballot,
-        steps: tuple[CopyStep, ...],
-        chunks: Sequence[Bytes],
-    ) -> None:
-        content = encode_kept(Write(journal, ballot, steps))
-        answer, _ = await link.questions.ask(content, chunks)
-        written = decode_answer(answer, Written)
-        if written.refused is not None:
-            self.fence(journal, written.refused)
-        elif written.problem:
-            raise CatalogUnavailable(link.peer, written.problem)
 
 
 def taken_over() -> CatalogUnavailable:

@@ -17,7 +17,7 @@ import msgspec
 from dandelion.asynchronous.records import KeptMark, KeptRecord
 from dandelion.asynchronous.store import Drop, KeptStore, Part, Put, StoreStep
 from dandelion.cluster.handshake import BadPeer
-from dandelion.cluster.kept_copies import Before, KeptCopies, data_part, mark_of
+from dandelion.cluster.kept_copies import Before, CopyLimits, KeptCopies, data_part, mark_of
 from dandelion.cluster.kept_elsewhere import KeptElsewhere
 from dandelion.cluster.kept_journals import KeptJournals, taken_over
 from dandelion.cluster.kept_messages import (
@@ -30,6 +30,7 @@ from dandelion.cluster.kept_messages import (
     Prepare,
     Promise,
     ReadData,
+    Refusal,
     Wanted,
     Write,
     Written,
@@ -59,6 +60,7 @@ class KeptKeeper:
         voters: names of all voters, which have copies.
         apart: each node has copies of its own invocations only.
         membership, links: the other nodes.
+        limits: of copies of what other nodes hold.
         spawn: has something done in the background, on the loop.
 
     Attributes:
@@ -72,6 +74,7 @@ class KeptKeeper:
         apart: bool,
         membership: Membership,
         links: Mapping[str, OutLink],
+        limits: CopyLimits,
         spawn: Callable[[Coroutine[None, None, None]], None],
     ) -> None:
         self._life = secrets.token_hex(8)
@@ -80,13 +83,13 @@ class KeptKeeper:
         self._membership = membership
         self._links = links
         self._spawn = spawn
-        self._copies = KeptCopies()
+        self._copies = KeptCopies(limits)
         self._lives: dict[str, str] = {}
         self._journals: KeptJournals | None = None
         self._takeover: KeptTakeover | None = None
         self._service: KeptService | None = None
-        asked = None if apart else () if name in voters else voters
-        self.elsewhere = KeptElsewhere(self._copies, membership, links, asked)
+        asked = None if apart else voters
+        self.elsewhere = KeptElsewhere(name, self._copies, membership, links, asked)
 
     # --- the node's side --------------------------------------------------------------------------
 
@@ -119,9 +122,10 @@ class KeptKeeper:
             post(write)
             return begun
 
-        def give_up(steps: Sequence[StoreStep]) -> None:
+        def give_up(steps: Sequence[StoreStep], entries: Writes) -> None:
             new = [s for s in steps if isinstance(s, Put) and s.part is Part.INPUTS]
-            begin([Drop(step.record.id) for step in new])
+            drops = [Drop(step.record.id) for step in new]
+            post(lambda: journals.give_up([*entries, *journals.write(drops)]))
 
         return ReplicatedKeptStore(store, begin, give_up, journals.close)
 
@@ -159,6 +163,16 @@ class KeptKeeper:
         return len(self._copies.records)
 
     @property
+    def copies_bytes(self) -> int:
+        """Their inputs and results, in bytes."""
+        return self._copies.kept_bytes
+
+    @property
+    def full_voters(self) -> tuple[str, ...]:
+        """Names of the voters that have no room for all copies of what this node runs."""
+        return () if self._journals is None else tuple(self._journals.followers.full)
+
+    @property
     def taken_over(self) -> int:
         """How many invocations of other nodes this one has gone on with."""
         return 0 if self._takeover is None else self._takeover.count
@@ -182,12 +196,13 @@ class KeptKeeper:
             log.warning("node %s: %s", name, error)
             return
         if name in self._voters and self._journals is not None:
-            await self._journals.follow_up(name, link)
+            await self._journals.followers.follow_up(name, link)
 
     def unlinked(self, name: str, link: OutLink) -> None:
         """A link to another node has ended."""
+        self._lives.pop(name, None)
         if self._journals is not None:
-            self._journals.unlinked(name, link)
+            self._journals.followers.unlinked(name, link)
 
     async def answer(self, peer: str, content: bytes, data: Bytes) -> Answer:
         """Answer a question of another node."""
@@ -195,9 +210,11 @@ class KeptKeeper:
             return await self._answer(decode_asked(content), data)
         except (DandelionError, BadPeer) as error:
             log.warning("a question of %s cannot be answered: %s", peer, error)
-        except Exception:  # a bug; the asker finds that there is no answer
+            reason = str(error)
+        except Exception as error:  # a bug, here or there
             log.exception("a question of %s cannot be answered", peer)
-        return Answer(b"")
+            reason = type(error).__name__
+        return Answer(encode_kept(Refusal(reason)))
 
     async def _answer(self, asked: Asked, data: Bytes) -> Answer:
         if isinstance(asked, AskLife):
@@ -218,39 +235,34 @@ class KeptKeeper:
         if not self._accepts(asked.journal, asked.ballot):
             return Written(self._copies.ballot(asked.journal))
         assert self._journals is not None, "it has links"
-        view = memoryview(data).cast("B")
-        at = 0
+        pieces = _checked_pieces(asked, memoryview(data).cast("B"))
+        room = self._copies.room(asked.journal, self._journals.held)
         local: list[StoreStep] = []
         before: Before = {}
-        for step in asked.steps:
-            chunk, at = view[at : at + step.size], at + step.size
-            record = step.record
-            before.setdefault(step.id, self._copies.records.get(step.id))
-            if record is None:
+        left: list[str] = []
+        problem = ""
+        for step, chunk in zip(asked.steps, pieces, strict=True):
+            known = self._copies.records.get(step.id)
+            before.setdefault(step.id, known)
+            if step.record is None:
                 if self._copies.drop(asked.journal, step.id, step.version):
                     local.append(Drop(step.id))
+            elif known is not None and mark_of(known).version >= step.version:
                 continue
-            if _ID.fullmatch(step.id) is None:  # stores make names of files of it
-                raise BadPeer("an id of an invocation is none")
-            if at > view.nbytes or record.id != step.id or record.mark is None:
-                raise BadPeer("a version of an invocation is not whole")
-            if record.mark.journal != asked.journal:
-                raise BadPeer("a version belongs to another journal")
-            known = self._copies.records.get(step.id)
-            has_data = known is not None and mark_of(known).data == record.mark.data
-            if record.mark.data and step.part is None and not has_data:
-                if known is not None and mark_of(known).version >= record.mark.version:
-                    continue
-                return Written(problem="the data of a version is missing here")
-            if self._copies.put(record):
+            elif not room.take(step.record.kept_bytes, known):
+                left.append(step.id)
+            elif _lacks_data(step.record, step.part, known):
+                problem = "the data of a version is missing here"
+                break
+            elif self._copies.put(step.record):
                 chunks = () if step.part is None else (bytes(chunk),)
-                local.append(Put(record, step.part, chunks))
+                local.append(Put(step.record, step.part, chunks))
         try:
             if local:
                 await self._journals.store(local, before)
         except DandelionError as error:
-            return Written(problem=str(error))
-        return Written()
+            problem = str(error)
+        return Written(None, problem, tuple(left), room.number, room.free_bytes)
 
     def _accepts(self, journal: str, ballot: tuple[int, str]) -> bool:
         """Whether a ballot is taken; if so, this node holds the journal no longer."""
@@ -264,13 +276,14 @@ class KeptKeeper:
         if not self._accepts(asked.journal, asked.ballot):
             return Wanted(self._copies.ballot(asked.journal))
         assert self._journals is not None, "it has links"
-        wanted, gone = self._copies.compare(asked.journal, asked.records)
+        gone = self._copies.gone(asked.journal, asked.records)
         before: Before = {id_: self._copies.records.get(id_) for id_ in gone}
         for id_, version in gone.items():
             self._copies.drop(asked.journal, id_, version)
         if gone:
             await self._journals.store([Drop(id_) for id_ in gone], before)
-        return Wanted(None, wanted)
+        room = self._copies.room(asked.journal, self._journals.held)
+        return Wanted(None, *self._copies.lacks(asked.records, room))
 
     def _prepare(self, asked: Prepare) -> Promise:
         if not self._copies.prepare(asked.journal, asked.ballot):
@@ -290,3 +303,32 @@ class KeptKeeper:
         except Unknown:
             return Answer(encode_kept(DataOf(False)))
         return Answer(encode_kept(DataOf(True)), () if data is None else (data,))
+
+
+def _checked_pieces(asked: Write, data: memoryview) -> list[memoryview]:
+    """Return the data of each step.
+
+    Raises:
+        BadPeer: a step is not a version of the journal, or its data is not whole.
+    """
+    pieces = []
+    for step in asked.steps:
+        pieces.append(data[: step.size])
+        data = data[step.size :]
+        record = step.record
+        if record is None:
+            continue
+        if _ID.fullmatch(step.id) is None:  # stores make names of files of it
+            raise BadPeer("an id of an invocation is none")
+        if len(pieces[-1]) < step.size or record.id != step.id or record.mark is None:
+            raise BadPeer("a version of an invocation is not whole")
+        if record.mark.journal != asked.journal or record.mark.version != step.version:
+            raise BadPeer("a version belongs to another journal")
+    return pieces
+
+
+def _lacks_data(record: KeptRecord, part: Part | None, known: KeptRecord | None) -> bool:
+    """Whether the data of a version does not come with it and is not here."""
+    if part is not None or not mark_of(record).data:
+        return False
+    return known is None or mark_of(known).data != mark_of(record).data

@@ -14,6 +14,10 @@ question      answer       meaning
 `ListKept`    `Told`
 `FindKey`     `Keyed`      which invocation of the asked node's copies has an idempotency key
 ============= ============ =====================================================================
+
+Any question may be answered with a `Refusal`. Questions and answers have tags, so a message of one
+kind is never taken for another one, and one that this version lacks is an error. They belong
+to `messages.VERSION`: nodes whose messages differ refuse each other before the first of these.
 """
 
 from __future__ import annotations
@@ -31,12 +35,12 @@ from dandelion.asynchronous.records import (
     Watched,
 )
 from dandelion.asynchronous.store import Part
+from dandelion.cluster.call_messages import Count
 from dandelion.cluster.handshake import BadPeer
 from dandelion.cluster.kept_copies import Offered, Version
-from dandelion.cluster.messages import Count
 from dandelion.errors import ErrorRecord
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 Wait = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
@@ -44,7 +48,7 @@ class AskLife(msgspec.Struct, frozen=True, tag="life"):
     """Ask which start of the node this is."""
 
 
-class Life(msgspec.Struct, frozen=True):
+class Life(msgspec.Struct, frozen=True, tag="life"):
     """Another text after each start."""
 
     life: str
@@ -76,16 +80,21 @@ class Write(msgspec.Struct, frozen=True, tag="write"):
     steps: tuple[CopyStep, ...]
 
 
-class Written(msgspec.Struct, frozen=True):
-    """They are stored.
+class Written(msgspec.Struct, frozen=True, tag="written"):
+    """They are stored, but for those that were left out.
 
     Attributes:
         refused: a higher ballot that was promised; then nothing was stored.
         problem: why they could not be stored.
+        left: ids of invocations that were left out, since this node keeps enough copies.
+        number, free_bytes: for how much more it has room.
     """
 
     refused: Ballot | None = None
     problem: str = ""
+    left: tuple[str, ...] = ()
+    number: int = 0
+    free_bytes: int = 0
 
 
 class Offer(msgspec.Struct, frozen=True, tag="offer"):
@@ -96,11 +105,18 @@ class Offer(msgspec.Struct, frozen=True, tag="offer"):
     records: tuple[Offered, ...]
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """What is missing, with whether the data is missing as well."""
+class Wanted(msgspec.Struct, frozen=True, tag="wanted"):
+    """What is missing.
+
+    Attributes:
+        refused: a higher ballot that was promised.
+        ids: what is to be sent, with whether the data is missing as well.
+        left: how many more are missing, for which there is no room.
+    """
 
     refused: Ballot | None = None
     ids: dict[str, bool] = {}
+    left: Count = 0
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
@@ -110,7 +126,7 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
     ballot: Ballot
 
 
-class Promise(msgspec.Struct, frozen=True):
+class Promise(msgspec.Struct, frozen=True, tag="promise"):
     """What a voter has of a journal.
 
     Attributes:
@@ -131,7 +147,7 @@ class ReadData(msgspec.Struct, frozen=True, tag="read"):
     data: str
 
 
-class DataOf(msgspec.Struct, frozen=True):
+class DataOf(msgspec.Struct, frozen=True, tag="data"):
     """It follows, if it is there."""
 
     found: bool
@@ -177,14 +193,14 @@ class FindKey(msgspec.Struct, frozen=True, tag="key"):
     key: str
 
 
-class Keyed(msgspec.Struct, frozen=True):
+class Keyed(msgspec.Struct, frozen=True, tag="keyed"):
     """Its id and the digest of its request; empty if there is none."""
 
     id: str = ""
     digest: str = ""
 
 
-class Told(msgspec.Struct, frozen=True):
+class Told(msgspec.Struct, frozen=True, tag="told"):
     """The answer to an operation; without any field the node does not have the invocation.
 
     Attributes:
@@ -199,14 +215,23 @@ class Told(msgspec.Struct, frozen=True):
     has_copy: bool = False
 
 
+class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
+    """The question cannot be answered."""
+
+    reason: str
+
+
 Operation: TypeAlias = Watch | FetchResult | CancelKept | ListKept
 Asked: TypeAlias = AskLife | Write | Offer | Prepare | ReadData | FindKey | Operation
 
+Answered: TypeAlias = Life | Written | Wanted | Promise | DataOf | Keyed | Told | Refusal
+
 _DECODER: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(Asked)
+_ANSWERS: msgspec.msgpack.Decoder[Answered] = msgspec.msgpack.Decoder(Answered)
 _ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-def encode_kept(message: msgspec.Struct) -> bytes:
+def encode_kept(message: Asked | Answered) -> bytes:
     """Write a message."""
     return msgspec.msgpack.encode(message)
 
@@ -215,7 +240,7 @@ def decode_asked(content: bytes) -> Asked:
     """Read a question.
 
     Raises:
-        BadPeer: it is not one.
+        BadPeer: it is not one of this version.
     """
     try:
         return _DECODER.decode(content)
@@ -227,9 +252,14 @@ def decode_answer(content: bytes, kind: type[T]) -> T:
     """Read an answer.
 
     Raises:
-        BadPeer: it is not one; the other node could not give it.
+        BadPeer: it is not one of that kind; the other node could not give it.
     """
     try:
-        return msgspec.msgpack.decode(content, type=kind)
+        answer = _ANSWERS.decode(content)
     except _ERRORS as error:
-        raise BadPeer(f"it did not answer: {error}") from None
+        raise BadPeer(f"its answer cannot be read: {error}") from None
+    if isinstance(answer, Refusal):
+        raise BadPeer(f"it did not answer: {answer.reason[:500]}")
+    if not isinstance(answer, kind):
+        raise BadPeer(f"it answered with {type(answer).__name__}, not {kind.__name__}")
+    return answer

@@ -9,14 +9,15 @@ from concurrent.futures import TimeoutError as Late
 
 from dandelion.asynchronous.records import KeptRecord
 from dandelion.asynchronous.store import KeptStore, Part, Put, StoreStep
+from dandelion.cluster.kept_followers import Entry
 from dandelion.data import Bytes
-from dandelion.errors import CatalogUnavailable
+from dandelion.errors import CatalogUnavailable, DandelionError
 
 GIVE_UP_S = 5.0
 """How long a new invocation waits for a majority before it is refused."""
 CLOSING_S = 1.0
 
-Writes = Sequence[Future[None]]
+Writes = Sequence[Entry]
 
 
 class ReplicatedKeptStore(KeptStore):
@@ -28,7 +29,8 @@ class ReplicatedKeptStore(KeptStore):
     Args:
         inner: the node's own store.
         begin: begins to write steps, from any thread; gives what is to be waited for.
-        give_up: is told of steps that were refused, from any thread.
+        give_up: is told of steps and entries that failed, from any thread; it drops what is new in
+            them, since voters may have it.
         closed: called at the end.
     """
 
@@ -38,7 +40,7 @@ class ReplicatedKeptStore(KeptStore):
         self,
         inner: KeptStore,
         begin: Callable[[Sequence[StoreStep]], Future[Writes]],
-        give_up: Callable[[Sequence[StoreStep]], None],
+        give_up: Callable[[Sequence[StoreStep], Writes], None],
         closed: Callable[[], None],
     ) -> None:
         self.inner = inner
@@ -53,22 +55,27 @@ class ReplicatedKeptStore(KeptStore):
     def write(self, steps: Sequence[StoreStep]) -> None:
         if not steps:
             return
-        is_new = any(isinstance(step, Put) and step.part is Part.INPUTS for step in steps)
         began_s = time.monotonic()
-        waits = self._begin(steps).result()
-        for one in waits:
-            while True:
-                try:
-                    one.result(0.1)
-                    break
-                except Late:
-                    limit_s = CLOSING_S if self._is_closing else GIVE_UP_S
-                    over = time.monotonic() - began_s > limit_s
-                    if over and (is_new or self._is_closing):
-                        self._give_up(steps)
-                        reason = "less than half of the voters have a copy of the invocation"
-                        remedy = "try another node, or again when they are connected"
-                        raise CatalogUnavailable("cluster", reason, remedy) from None
+        entries = self._begin(steps).result()
+        is_new = any(isinstance(step, Put) and step.part is Part.INPUTS for step in steps)
+        try:
+            for entry in entries:
+                self._wait(entry.done, began_s, is_new)
+        except DandelionError:
+            self._give_up(steps, entries)
+            raise
+
+    def _wait(self, one: Future[None], began_s: float, is_new: bool) -> None:
+        while True:
+            try:
+                return one.result(0.1)
+            except Late:
+                limit_s = CLOSING_S if self._is_closing else GIVE_UP_S
+                over = time.monotonic() - began_s > limit_s
+                if over and (is_new or self._is_closing):
+                    reason = "less than half of the voters have a copy of the invocation"
+                    remedy = "try another node, or again when they are connected"
+                    raise CatalogUnavailable("cluster", reason, remedy) from None
 
     def read(self, id_: str, part: Part) -> Bytes:
         return self.inner.read(id_, part)

@@ -16,7 +16,14 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 
 from dandelion.asynchronous.records import Ballot, KeptRecord
 from dandelion.cluster.handshake import BadPeer
-from dandelion.cluster.kept_copies import KeptCopies, data_part, holder_of, mark_of, newest
+from dandelion.cluster.kept_copies import (
+    KeptCopies,
+    data_part,
+    holder_of,
+    mark_of,
+    newest,
+    node_of,
+)
 from dandelion.cluster.kept_journals import KeptJournals
 from dandelion.cluster.kept_messages import (
     DataOf,
@@ -52,7 +59,7 @@ class KeptTakeover:
         copies, journals: of this node.
         membership, links: the other nodes.
         lives: the ``LIFE`` of those that have told it.
-        adopt: goes on with records.
+        adopt: goes on with records, given whether another node accepted them.
         is_current: whether the catalogue here follows that of the cluster. If it does not, this
             node takes nothing of others, which may name what is not registered here.
         spawn: has something done in the background.
@@ -67,7 +74,7 @@ class KeptTakeover:
         membership: Membership,
         links: Mapping[str, OutLink],
         lives: Mapping[str, str],
-        adopt: Callable[[Sequence[KeptRecord]], None],
+        adopt: Callable[[Sequence[KeptRecord], bool], None],
         is_current: Callable[[], bool],
         spawn: Callable[[Coroutine[None, None, None]], None],
     ) -> None:
@@ -136,14 +143,14 @@ class KeptTakeover:
             records = await self._journals.adopt(journal, ballot, data)
         except (DandelionError, BadPeer) as error:
             log.warning("invocations of %s cannot be taken over yet: %s", journal, error)
-            self._journals.held.pop(journal, None)
+            self._journals.release(journal)
             await asyncio.sleep(PAUSE_S * (1 + random.random()))
             return
         finally:
             self._taking.discard(journal)
         self.count += len(records)
         log.warning("this node goes on with %d invocations of %s", len(records), journal)
-        self._adopt(records)
+        self._adopt(records, node_of(journal) != self._name)
 
     async def _prepare(
         self, journal: str, ballot: Ballot

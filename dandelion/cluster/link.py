@@ -12,23 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from dandelion.cluster.call_messages import Define, Done, Failed, Run, StopRun, Undefine
 from dandelion.cluster.control_end import ControlEnd, Hub
 from dandelion.cluster.exchange import Exchange, Fetched
 from dandelion.cluster.frames import Frames
 from dandelion.cluster.handshake import BadPeer
-from dandelion.cluster.messages import (
-    Define,
-    Done,
-    Failed,
-    Leave,
-    Message,
-    Ping,
-    Pong,
-    Run,
-    StopRun,
-    Undefine,
-    Welcome,
-)
+from dandelion.cluster.messages import Leave, Message, Ping, Pong, Welcome
 from dandelion.cluster.wire_sets import pack, unpack, whole_regions
 from dandelion.driver import InstanceSets
 from dandelion.errors import Cancelled, DandelionError, NodeLost, TooLarge, from_record

@@ -31,13 +31,24 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from dandelion.call_logs import PrintedLine
-from dandelion.data import Origin
-from dandelion.errors import ErrorRecord
-from dandelion.function import Digest, FunctionSpec, FusedFunction
+from dandelion.cluster.call_messages import (
+    Count,
+    Define,
+    Done,
+    Failed,
+    Load,
+    Name,
+    RegionSize,
+    Run,
+    StopRun,
+    Undefine,
+)
+from dandelion.function import Digest
 
-VERSION = 2
-"""Of the protocol; nodes with different ones refuse each other."""
+VERSION = 3
+"""Of all that nodes say to each other; nodes with different ones refuse each other. It changes with
+any message, also those of `ballots` and `kept_messages` and the records in them. `Join` and
+`Refuse` stay as they are, so that the reason can be read."""
 CONTROL_LIMIT_BYTES = 64 << 20
 """Of the message of a frame."""
 DATA_LIMIT_BYTES = 1 << 20
@@ -45,40 +56,6 @@ DATA_LIMIT_BYTES = 1 << 20
 PIECE_BYTES = 1024 * 1024
 INLINE_BYTES = 64 * 1024
 """Inputs or outputs of so many bytes together come with their message."""
-
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
-Shape: TypeAlias = tuple[int, ...] | None
-
-
-class EngineGroup(msgspec.Struct, frozen=True, array_like=True):
-    """The engines of one backend of a node.
-
-    Attributes:
-        backend: its name.
-        formats: of code objects that they run.
-        engines: how many calls they run at the same time.
-        free: how many more they would begin now.
-    """
-
-    backend: Name
-    formats: tuple[Name, ...]
-    engines: Count
-    free: Count
-
-
-class Load(msgspec.Struct, frozen=True, array_like=True):
-    """What a node has and does.
-
-    Attributes:
-        groups: its engines.
-        received: calls that it got from the reader of this; what was sent later is not in `free`.
-        waiting: calls that wait there for engines.
-    """
-
-    groups: tuple[EngineGroup, ...] = ()
-    received: Count = 0
-    waiting: Count = 0
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
@@ -130,8 +107,8 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
         members: names of the nodes that it knows.
         registered: length of its catalogue's log.
         draining: it takes no more calls.
-        used_ns: how long each tenant has used engines there, by tenant and backend.
-        served_ns: what of it was for calls of the reader.
+        used_ns: how long tenants have used engines there, by tenant and backend; see `shares`.
+        uncharged_ns: what of it was for calls of the reader, or before the link began.
     """
 
     number: Count
@@ -140,139 +117,11 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
     registered: Count = 0
     draining: bool = False
     used_ns: dict[str, dict[str, Count]] = {}
-    served_ns: dict[str, dict[str, Count]] = {}
+    uncharged_ns: dict[str, dict[str, Count]] = {}
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
     """The node shuts down, and is no member any more."""
-
-
-class Define(msgspec.Struct, frozen=True, array_like=True, tag="define"):
-    """A function.
-
-    Attributes:
-        function: number that calls name it by.
-        tenant: whose it is.
-        spec: its record.
-        fused: the same, if it is made of others; then `spec` is None.
-        blobs: digests and sizes in bytes of all blobs that it needs.
-    """
-
-    function: Count
-    tenant: Name
-    spec: FunctionSpec | None
-    fused: FusedFunction | None
-    blobs: dict[Digest, Count]
-
-
-class Undefine(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="undefine"):
-    """No later call names a function."""
-
-    function: Count
-
-
-class WireItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An item: name, key, where its bytes are, its type.
-
-    Attributes:
-        region: that has the bytes: of the sender, or if negative of the receiver; 0 is the frame.
-        offset, size: in the region, in bytes.
-    """
-
-    name: str
-    key: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-    region: int
-    offset: Count
-    size: Count
-    dtype: str | None = None
-    shape: Shape = None
-
-
-class WireSet(msgspec.Struct, frozen=True, array_like=True):
-    """A set."""
-
-    name: str
-    items: Annotated[tuple[WireItem, ...], msgspec.Meta(min_length=1)]
-    dtype: str | None = None
-    shape: Shape = None
-
-
-WireSets: TypeAlias = tuple[WireSet | None, ...]
-
-
-class RegionSize(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A region that a message refers to, and its size in bytes."""
-
-    region: Annotated[int, msgspec.Meta(ge=1)]
-    size: Annotated[int, msgspec.Meta(ge=1, le=1 << 48)]
-
-
-class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
-    """Run one instance.
-
-    Attributes:
-        call: number of the call, unique on the connection.
-        function: see `Define`.
-        inputs: its sets.
-        regions: of the sender, that items are in.
-        deadline_s: seconds from now.
-        priority: among the calls of its tenant.
-        invocation: id of the invocation, for idempotency keys.
-        attempt: of the composition, from 1.
-    """
-
-    call: Count
-    function: Count
-    inputs: WireSets
-    regions: tuple[RegionSize, ...]
-    deadline_s: Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
-    priority: int = 0
-    origin: Origin | None = None
-    invocation: str = ""
-    attempt: Count = 1
-
-
-class StopRun(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="stop"):
-    """The result of a call is not needed; it is answered all the same."""
-
-    call: Count
-
-
-class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
-    """A call gave its outputs.
-
-    Attributes:
-        run_ns: how long it was on its engine.
-        engine: which that was.
-        printed: lines that the function wrote.
-    """
-
-    call: Count
-    outputs: WireSets
-    regions: tuple[RegionSize, ...]
-    load: Load
-    run_ns: Count = 0
-    engine: str = ""
-    stages: dict[str, int] = {}
-    printed: tuple[PrintedLine, ...] = ()
-
-
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """A call failed.
-
-    Attributes:
-        refused: the node did not begin it; another one may.
-        gone: regions of the receiver that the call named and that it no longer holds.
-    """
-
-    call: Count
-    error: ErrorRecord
-    load: Load
-    refused: bool = False
-    run_ns: Count = 0
-    engine: str = ""
-    printed: tuple[PrintedLine, ...] = ()
-    gone: tuple[int, ...] = ()
 
 
 class GetBlob(msgspec.Struct, frozen=True, array_like=True, tag="get-blob"):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import msgspec
 
 from dandelion.cluster.blob_source import BlobSource
+from dandelion.cluster.call_messages import EngineGroup, Load
 from dandelion.cluster.catalog import ClusterCatalog
 from dandelion.cluster.control_end import ControlEnd
-from dandelion.cluster.messages import EngineGroup, Load
-from dandelion.cluster.shares import used_here
-from dandelion.errors import DandelionError, Overloaded
+from dandelion.errors import DandelionError
 from dandelion.executors import Surroundings
 from dandelion.function import Digest, FunctionSpec
 from dandelion.node.attachment import NodeParts
@@ -21,8 +21,6 @@ from dandelion.scheduler.records import EnginePhase
 
 MANY = 64
 """An engine that takes more calls at once counts as one of so many."""
-TENANTS_LIMIT = 10_000
-"""A node makes no further tenant that only other nodes have named."""
 LOAD_NS = 1_000_000
 """How old an answer about the load may be."""
 
@@ -61,21 +59,13 @@ class NodeSide:
         ]
         return Load(tuple(made), received, scheduler.calls.lines.waiting)
 
-    def used_ns(self) -> dict[str, dict[str, int]]:
-        """Tell how long tenants have used engines here, by tenant and backend."""
-        return used_here(self.parts.runtime.scheduler.tenants.values())
+    def tenants(self) -> Iterable[Tenant]:
+        """Give the tenants of this node."""
+        return self.parts.runtime.scheduler.tenants.values()
 
     def tenant(self, name: str) -> Tenant:
-        """Give a tenant of this node; another node names it.
-
-        Raises:
-            Overloaded: this node has no such tenant, and too many for one more.
-            InvalidInput: the name cannot be one.
-        """
-        spaces = self.parts.spaces
-        if not spaces.has(name) and len(spaces.tenants()) >= TENANTS_LIMIT:
-            raise Overloaded(TENANTS_LIMIT, TENANTS_LIMIT, "tenants")
-        return spaces.of(name).tenant
+        """Give a tenant of this node; another node names it. Raises as `Spaces`."""
+        return self.parts.spaces.named_elsewhere(name).tenant
 
     def known(self, tenant: str, spec: FunctionSpec) -> FunctionSpec | None:
         """Give the function of that name and version that calls here have had."""

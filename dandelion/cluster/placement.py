@@ -3,7 +3,9 @@
 The scheduler decides when a call is sent to another node at all; this decides to which one. A node
 knows of the others what they said last, with answers of calls and of heartbeats, so it may be out
 of date. Calls that were sent since then are counted, so one node never gets more calls at once than
-it had free engines.
+it had free engines. If nothing waits there, it gets one more for each engine, *ahead*: it begins as
+soon as the one before it ends, and not one round trip later. The scheduler decides for which calls
+that pays.
 
 A node sends calls to a bounded number of others, its *partners*, which are chosen by a hash. So the
 cost of a decision does not grow with the cluster. Each node has about as many others of which it is
@@ -20,8 +22,8 @@ import hashlib
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from dandelion.cluster.call_messages import EngineGroup, Load
 from dandelion.cluster.discovery import wanted_nodes
-from dandelion.cluster.messages import EngineGroup, Load
 from dandelion.cluster.shares import Used
 
 PARTNERS = 16
@@ -59,7 +61,7 @@ class View:
     refused: bool = False
     waiting: int = 0
     turn: int = 0
-    used_ns: Used = field(default_factory=dict)
+    used_ns: dict[str, Mapping[str, int]] = field(default_factory=dict)
 
     def free(self, backend: str) -> int:
         """How many more calls it takes for all that is known."""
@@ -68,6 +70,15 @@ class View:
             return 0
         free = group.free - self.unseen.get(backend, 0)
         return max(0, min(free, group.engines - self.under_way.get(backend, 0)))
+
+    def ahead(self, backend: str) -> int:
+        """How many calls it takes beyond those, which wait there for the ones that run."""
+        group = self.groups.get(backend)
+        if group is None or not self.open or self.refused:
+            return 0
+        waiting = self.waiting + max(0, self.unseen.get(backend, 0) - group.free)
+        under_way = max(0, self.under_way.get(backend, 0) - group.engines)
+        return max(0, group.engines - max(waiting, under_way))
 
 
 class Placement:
@@ -84,7 +95,7 @@ class Placement:
         self._turn = 0
         self.views: dict[str, View] = {}
         self._partners: list[tuple[str, View]] = []
-        self._free: dict[str, int] = {}
+        self._free: dict[str, tuple[int, int]] = {}
 
     def joined(self, name: str) -> None:
         """Another node takes calls."""
@@ -152,16 +163,25 @@ class Placement:
         return wanted_nodes(len(loads), engines[fullest], free[fullest], waiting)
 
     def used(self, name: str, used_ns: Used) -> None:
-        """A node said how long tenants have used its engines."""
+        """A node said how long some tenants have used its engines."""
         view = self.views.get(name)
         if view is not None:
-            view.used_ns = used_ns
+            view.used_ns.update(used_ns)
 
     def free(self, backend: str) -> int:
-        """How many more calls the partners take together."""
+        """How many more calls the partners begin at once, together."""
+        return self._room(backend)[0]
+
+    def ahead(self, backend: str) -> int:
+        """How many they take beyond those, together."""
+        return self._room(backend)[1]
+
+    def _room(self, backend: str) -> tuple[int, int]:
         known = self._free.get(backend)
         if known is None:
-            known = self._free[backend] = sum([v.free(backend) for _, v in self._partners])
+            free = sum([view.free(backend) for _, view in self._partners])
+            ahead = sum([view.ahead(backend) for _, view in self._partners])
+            known = self._free[backend] = free, ahead
         return known
 
     def under_way(self, backend: str) -> int:
@@ -187,7 +207,7 @@ class Placement:
 
         Returns:
             The node; None if there is none at all. One without a free engine is chosen only if no
-            other has one.
+            other has one, and one that takes no call ahead only if no other does.
         """
         best: tuple[str, View] | None = None
         best_rank = (0.0, 0.0, 0)
@@ -204,7 +224,8 @@ class Placement:
             free = view.free(backend)
             if not free:
                 line = view.waiting + view.under_way.get(backend, 0)
-                cost += BUSY_NS * (1 + line) + (BUSY_NS * 1000 if view.refused else 0)
+                cost += BUSY_NS * (1 + line / group.engines)
+                cost += BUSY_NS * 1000 * (view.refused + (not view.ahead(backend)))
             rank = (cost, -free / group.engines, view.turn)
             if best is None or rank < best_rank:
                 best, best_rank = (name, view), rank

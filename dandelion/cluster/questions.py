@@ -13,10 +13,11 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from dandelion.cluster.call_messages import RegionSize
 from dandelion.cluster.exchange import Exchange, Fetched
 from dandelion.cluster.frames import Frames
 from dandelion.cluster.handshake import BadPeer
-from dandelion.cluster.messages import INLINE_BYTES, Question, RegionSize, Reply
+from dandelion.cluster.messages import INLINE_BYTES, Question, Reply
 from dandelion.data import Bytes
 from dandelion.errors import DandelionError, NodeLost
 

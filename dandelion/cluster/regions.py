@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dandelion.cluster.messages import RegionSize
+from dandelion.cluster.call_messages import RegionSize
 from dandelion.data import Bytes
 from dandelion.errors import TooMany
 from dandelion.memory.context import address_of

@@ -9,29 +9,20 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterable
 from functools import partial
 from typing import Protocol
 
 import msgspec
 
+from dandelion.cluster.call_messages import Define, Done, Failed, Load, Run, StopRun, Undefine
 from dandelion.cluster.control_end import ControlEnd, Hub
 from dandelion.cluster.exchange import Exchange, Fetched
 from dandelion.cluster.frames import Frames
 from dandelion.cluster.handshake import BadPeer
 from dandelion.cluster.instance_walk import InstanceWalk
-from dandelion.cluster.messages import (
-    Define,
-    Done,
-    Failed,
-    Leave,
-    Load,
-    Message,
-    Ping,
-    Pong,
-    Run,
-    StopRun,
-    Undefine,
-)
+from dandelion.cluster.messages import Leave, Message, Ping, Pong
+from dandelion.cluster.shares import ToldShares
 from dandelion.cluster.wire_sets import named_regions, pack, unpack
 from dandelion.dispatcher import CompositionPlan
 from dandelion.dispatcher.plan import direct_plan
@@ -67,8 +58,8 @@ class Host(Hub, Protocol):
     def load(self, received: int) -> Load:
         """Tell what this node has."""
 
-    def used_ns(self) -> dict[str, dict[str, int]]:
-        """Tell how long tenants have used engines here, by tenant and backend."""
+    def tenants(self) -> Iterable[Tenant]:
+        """Give the tenants of this node."""
 
     def members(self) -> tuple[str, ...]:
         """Names of the nodes that this one knows."""
@@ -127,7 +118,7 @@ class InLink(ControlEnd):
     Attributes:
         count: of calls that came.
         heard_ns: when its last message came; it sends heartbeats.
-        used_ns: how long its calls were on engines, by tenant and backend.
+        shares: what it is told of tenants' engine time.
     """
 
     def __init__(self, peer: str, control: Frames, exchange: Exchange, host: Host) -> None:
@@ -136,7 +127,7 @@ class InLink(ControlEnd):
         self._functions: dict[int, _Known] = {}
         self._runs: dict[int, _Served] = {}
         self.count = 0
-        self.used_ns: dict[str, dict[str, int]] = {}
+        self.shares = ToldShares(host.tenants())
         self.heard_ns = time.monotonic_ns()
 
     @property
@@ -152,7 +143,7 @@ class InLink(ControlEnd):
             host = self._host
             load = host.load(self.count)
             members, registered = host.members(), host.registered()
-            used = host.used_ns(), self.used_ns
+            used = self.shares.next(host.tenants())
             pong = Pong(message.number, load, members, registered, host.draining, *used)
             self.control.send(pong, urgent=True)
         elif isinstance(message, Define):
@@ -251,7 +242,7 @@ class InLink(ControlEnd):
                 sum([s.size_bytes for s in inputs if s is not None]),
                 message.priority,
                 served=True,
-                served_ns=self.used_ns.setdefault(tenant.name, {}),
+                served_ns=self.shares.uncharged.setdefault(tenant.name, {}),
                 trace=Trace(id_, known.spec.name, now_ns, tenant.name),
             )
             pure = known.spec.kind == "compute" or known.spec.idempotent

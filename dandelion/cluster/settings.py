@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dandelion.cluster.handshake import check_secret
+from dandelion.cluster.kept_copies import CopyLimits
 from dandelion.errors import InvalidInput
 from dandelion.settings import Settings
 
@@ -32,6 +33,7 @@ class ClusterSettings:
         store: keeps the log of the catalogue instead of voters: ``folder:PATH`` or ``s3:NAME``; the
             same on all nodes. `peers` are only to find each other then.
         store_options: options of backends, by name, for the store.
+        copies: how many copies of asynchronous invocations of other nodes a voter keeps.
     """
 
     listen: str
@@ -43,6 +45,7 @@ class ClusterSettings:
     tls_ca: str = ""
     store: str = ""
     store_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    copies: CopyLimits = field(default_factory=CopyLimits)
 
     def __post_init__(self) -> None:
         check_secret(self.secret)
@@ -122,4 +125,5 @@ def cluster_settings(settings: Settings) -> ClusterSettings | None:
         settings.cluster_tls_ca,
         settings.cluster_store,
         settings.options,
+        CopyLimits(settings.cluster_copies_number, settings.cluster_copies_bytes),
     )

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dandelion.arrays import checked_type
+from dandelion.cluster.call_messages import RegionSize, WireItem, WireSet, WireSets
 from dandelion.cluster.exchange import Exchange
 from dandelion.cluster.handshake import BadPeer
-from dandelion.cluster.messages import INLINE_BYTES, RegionSize, WireItem, WireSet, WireSets
+from dandelion.cluster.messages import INLINE_BYTES
 from dandelion.data import Bytes, Item, ItemSet, check_item
 from dandelion.driver import InstanceSets
 from dandelion.errors import InvalidInput, TooMany

@@ -41,17 +41,15 @@ from dandelion.errors import (
 )
 from dandelion.executors.batches import is_joined, join, joined_bytes
 from dandelion.executors.contract import StartedEngine, Surroundings, finish
-from dandelion.executors.demands import Demands
 from dandelion.executors.failures import to_dandelion_error
-from dandelion.executors.process import ProcessExecutor, SentCall, Watcher
+from dandelion.executors.incoming import Incoming
+from dandelion.executors.process import EngineProcessExecutor
 from dandelion.executors.processes import Process, Processes
+from dandelion.executors.sent_calls import SentCall, Watcher
 from dandelion.executors.staging import INLINE_COPY_BYTES, Order, Stager
 from dandelion.function import Function, FunctionSpec
-from dandelion.memory import Context
 from dandelion.scheduler import EngineState
 
-HEAP_BYTES = 4096
-"""Outputs of this size in total, and smaller ones, stay on the heap."""
 _STAGES = ("instance", "run", "outputs")
 _LONGEST_NS = 10**15
 _ACCEPTED = (
@@ -70,11 +68,11 @@ _SILENT_S = 1.0
 """How often a thread that receives data looks whether the process is still used."""
 
 
-class ConfinedExecutor(ProcessExecutor):
+class ConfinedExecutor(EngineProcessExecutor):
     """Runs calls in a confined process.
 
     Args:
-        engine, info, around, processes, watcher, demands: see `ProcessExecutor`.
+        engine, info, around, processes, watcher: see `EngineProcessExecutor`.
         binary: gives what the engine runs instead of a function's code; may take long.
     """
 
@@ -85,11 +83,10 @@ class ConfinedExecutor(ProcessExecutor):
         around: Surroundings,
         processes: Processes,
         watcher: Watcher,
-        demands: Demands,
         binary: Callable[[Function], Bytes],
     ) -> None:
-        super().__init__(engine, info, around, processes, watcher, demands)
-        self.stager = ConfinedStager(self, info, around, processes, binary)
+        stager = ConfinedStager(self, info, around, processes, binary)
+        super().__init__(engine, info, around, processes, watcher, stager)
         self._incoming: Incoming | None = None
 
     # --- calls on their way there -----------------------------------------------------------------
@@ -244,7 +241,7 @@ class ConfinedStager(Stager):
 
     def __init__(
         self,
-        executor: ProcessExecutor,
+        executor: EngineProcessExecutor,
         info: StartedEngine,
         around: Surroundings,
         processes: Processes,
@@ -271,61 +268,6 @@ class ConfinedStager(Stager):
         except BaseException as failure:
             return to_dandelion_error(failure, self._info.name)
         return None
-
-
-class Incoming:
-    """Outputs that are being received.
-
-    Attributes:
-        reply: the answer before them.
-        data: where they go.
-        error: there is no room for them; they are received and dropped.
-    """
-
-    __slots__ = ("_at", "_size", "context", "data", "error", "reply")
-
-    def __init__(self, reply: Done) -> None:
-        self.reply = reply
-        self.context: Context | None = None
-        self.data = memoryview(b"")
-        self.error: DandelionError | None = None
-        self._size = reply.data_bytes
-        self._at = 0
-
-    def make_room(self, around: Surroundings) -> None:
-        """Find room: on the heap for few bytes, else in the arena."""
-        if self._size <= HEAP_BYTES:
-            self.data = memoryview(bytearray(self._size))
-            return
-        try:
-            self.context = around.arena.acquire_to_fill(self._size)
-        except ContextFull as error:
-            self.error = error
-            self.data = memoryview(bytearray(min(self._size, INLINE_COPY_BYTES)))
-        else:
-            self.data = self.context.view[: self._size]
-
-    def take(self, process: Process) -> bool:
-        """Take what is here; True if that was all."""
-        while self._at < self._size:
-            start = 0 if self.error is not None else self._at
-            got = process.channel.fill(self.data[start : start + self._size - self._at])
-            if not got:
-                return False
-            self._at += got
-        return True
-
-    def read(self, offset: int, size: int) -> Bytes:
-        """Return a part.
-
-        Raises:
-            ValueError: it is outside.
-        """
-        if not 0 <= offset <= offset + size <= self._size:
-            raise ValueError("an output outside of the data")
-        if self.context is not None:
-            return self.context.read(offset, size)
-        return bytes(self.data[offset : offset + size])
 
 
 def _outputs(reply: Done, spec: FunctionSpec, incoming: Incoming | None) -> InstanceSets:

@@ -175,7 +175,8 @@ def begin_call(executor: Executor, call: CallState) -> Call:
         ContextFull: there is no room for the joined inputs of a batch.
     """
     function = function_of(executor, call)
-    join(call, executor.around.arena, executor.around.transfers)
+    if call.members:
+        join(call, executor.around.arena, executor.around.transfers)
     invocation, run = call.invocation, call.run
     limit_s = function.spec.limits.wall_s
     call.started_ns = now_ns = time.monotonic_ns()
@@ -184,7 +185,7 @@ def begin_call(executor: Executor, call: CallState) -> Call:
     return Call(
         call.id,
         function,
-        function.with_static(run.inputs),
+        function.with_static(run.inputs) if function.static else run.inputs,
         executor.around.arena,
         deadline_ns if deadline_ns < latest_ns else latest_ns,
         limit_s if limit_s < deadline_s else deadline_s,

@@ -21,7 +21,9 @@ from dataclasses import dataclass
 import msgspec
 
 from dandelion.engine_process.channel import MESSAGE_LIMIT_BYTES, Channel, Ended
-from dandelion.engine_process.messages import Open, Ready, Reply, reply_channel
+from dandelion.engine_process.messages import Failed, Open, Ready, Reply, reply_channel
+from dandelion.errors import DandelionError, EngineDied, from_record
+from dandelion.executors.failures import to_dandelion_error
 from dandelion.memory import ArenaMap
 from dandelion.search_path import environment, small_environment
 
@@ -30,6 +32,8 @@ log = logging.getLogger("dandelion.node")
 START_LIMIT_S = 60.0
 CONFINED_LIMIT_BYTES = 64 << 20
 """Longest message of a confined process, without the data that follows it."""
+CODE_LIMIT_S = 0.05
+"""How long to wait for the exit code of a process that ended by itself."""
 _REAP_LIMIT_S = 5.0
 _LOOK_S = 0.005
 
@@ -107,6 +111,25 @@ class Processes:
             with contextlib.suppress(OSError):  # it goes without
                 self.standby = self._spawned()
         return reply
+
+    def started(self, device_bytes: int, name: str) -> Ready | DandelionError:
+        """Start as `start` does; gives the first message of an engine that is up, or the reason.
+
+        Args:
+            device_bytes: of the engine that is to be replaced.
+            name: of the engine, for errors.
+        """
+        try:
+            reply = self.start(device_bytes)
+        except Exception as error:
+            return to_dandelion_error(error, name)
+        if isinstance(reply, Ready):
+            return reply
+        current, self.current = self.current, None
+        code = None if current is None else self.end(current, CODE_LIMIT_S)
+        if isinstance(reply, Failed):
+            return from_record(reply.error)
+        return EngineDied(name, f"{described_end(code)} before it was up")
 
     def _spawned(self) -> Process:
         """Start a process that prepares itself until it is told to open its engine."""
@@ -204,6 +227,15 @@ class Processes:
         end_s = time.monotonic() + _REAP_LIMIT_S
         for thread in self._ending:
             thread.join(max(0.0, end_s - time.monotonic()))
+
+
+def described_end(code: int | None) -> str:
+    """Say how a process ended that has this exit code; None if it is not known."""
+    if code is None:
+        return "its process ended"
+    return (
+        f"its process was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
+    )
 
 
 class _Reaper(threading.Thread):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from dandelion.data import ItemSet
+from dandelion.data import ItemSet, Value, item_set
 from dandelion.dispatcher import CompositionPlan
 from dandelion.errors import ContextFull, InvalidInput, nearest
 from dandelion.executors.staging import INLINE_COPY_BYTES
@@ -43,6 +43,19 @@ def positional(plan: CompositionPlan, sets: Mapping[str, ItemSet | None]) -> Inp
     if len(sets) != len(inputs):
         _refuse_others(plan, sets, [spec.name for spec in plan.inputs])
     return inputs
+
+
+def converted(plan: CompositionPlan, sets: Mapping[str, Value]) -> dict[str, ItemSet | None]:
+    """Make sets of Python values, see `dandelion.data.item_set`; others than the plan's are None.
+
+    `positional` refuses these.
+    """
+    made: dict[str, ItemSet | None] = {}
+    for spec in plan.inputs:
+        name = spec.name
+        if name in sets:
+            made[name] = item_set(name, sets[name], spec)
+    return made if len(made) == len(sets) else {**dict.fromkeys(sets), **made}
 
 
 def _refuse_others(

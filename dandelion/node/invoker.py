@@ -206,6 +206,14 @@ class Invoker:
         self._runtime.submit(invocation)
         return invocation
 
+    def check_tenant(self, name: str) -> None:
+        """Refuse a tenant that another node has named and that this one cannot have.
+
+        Raises:
+            Overloaded, InvalidInput: see `Spaces.named_elsewhere`.
+        """
+        self._spaces.named_elsewhere(name)
+
     def made_kept(
         self,
         record: KeptRecord,

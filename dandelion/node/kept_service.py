@@ -158,11 +158,24 @@ class KeptService:
             self.lives.recovered(records, time.time())
             self._carry_out()
 
-    def adopt(self, records: Sequence[KeptRecord]) -> None:
-        """Go on with invocations of another node, which the store has by now; on the loop."""
+    def adopt(self, records: Sequence[KeptRecord], from_another: bool) -> None:
+        """Go on with invocations, which the store has by now; on the loop.
+
+        Args:
+            records: of them.
+            from_another: another node accepted them. Those of tenants that this node cannot have
+                fail.
+        """
         self._loop = asyncio.get_running_loop()
         self._runner.adopted_s = time.monotonic()
-        self.lives.recovered(records, time.time())
+        refused: dict[str, DandelionError] = {}
+        for record in records if from_another else ():
+            try:
+                if not record.state.has_ended:
+                    self._invoker.check_tenant(record.tenant)
+            except DandelionError as error:
+                refused[record.id] = error.with_traceback(None)
+        self.lives.recovered(records, time.time(), refused)
         self._carry_out()
 
     def abandon(self, ids: Iterable[str], error: DandelionError) -> None:

@@ -84,6 +84,16 @@ class _Snapshot(Collector):
             "Asynchronous invocations of any node of which this one has a copy.",
             cluster.kept_copies,
         )
+        yield GaugeMetricFamily(
+            "dandelion_cluster_kept_copies_bytes",
+            "Inputs and results of these copies.",
+            cluster.kept_copies_bytes,
+        )
+        yield GaugeMetricFamily(
+            "dandelion_cluster_full_voters",
+            "Voters that have no room for copies of all asynchronous invocations of this node.",
+            len(cluster.full_voters),
+        )
         yield from _nodes(cluster)
 
     def _durations(self) -> Metric:

@@ -8,6 +8,7 @@ from functools import partial
 
 from dandelion.catalog import Catalog
 from dandelion.driver import Checker
+from dandelion.errors import Overloaded
 from dandelion.function import CodeObject, Environment, FunctionSpec, Limits
 from dandelion.namespaces import Namespace
 from dandelion.node.library import Library
@@ -15,6 +16,9 @@ from dandelion.registration import Registrar, Target
 from dandelion.scheduler import Quota, Tenant
 from dandelion.secrets import SecretStore
 from dandelion.settings import TenantSettings
+
+TENANTS_LIMIT = 10_000
+"""A node makes no further tenant that only other nodes have named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +78,27 @@ class Spaces:
         space = self._spaces.get(tenant)
         return space if space is not None else self._spaces.setdefault(tenant, self._made(tenant))
 
-    def has(self, tenant: str) -> bool:
-        """Tell whether a tenant was named before."""
-        return tenant in self._spaces
+    def configured(self, name: str, settings: TenantSettings) -> Tenant:
+        """Give a tenant other quotas and another weight; on the node's loop.
+
+        Raises:
+            InvalidInput: the name cannot be one.
+        """
+        tenant = self.of(name).tenant
+        tenant.quota, tenant.weight = quota_of(settings), settings.weight
+        tenant.share_constants = settings.share_constants
+        return tenant
+
+    def named_elsewhere(self, tenant: str) -> Space:
+        """Give the space of a tenant that another node has named.
+
+        Raises:
+            Overloaded: this node has no such tenant, and too many for one more.
+            InvalidInput: the name cannot be one.
+        """
+        if tenant not in self._spaces and len(self._spaces) >= TENANTS_LIMIT:
+            raise Overloaded(TENANTS_LIMIT, TENANTS_LIMIT, "tenants")
+        return self.of(tenant)
 
     def tenants(self) -> list[Tenant]:
         """Return all tenants that were named."""

@@ -1,31 +1,25 @@
-"""Starting engines: from the settings' list of backends to executors.
+"""Starting engines: from the backends of a node to executors.
 
-An entry of the list is a backend, or several with ``|`` between them of which the first that works
-is used. Where the choice needs a device (PROCESS hosting) the engine process makes it, so the node
-itself never touches one.
+Of the backends of an entry the first that works is used. Where the choice needs a device (PROCESS
+hosting) the engine process makes it, so the node itself never touches one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from dandelion.driver import (
     AsyncEngine,
-    Checker,
     Driver,
     Engine,
     Hosting,
     Resource,
     Sharing,
-    backend_names,
     load_driver,
-    unknown_backend,
 )
-from dandelion.errors import BackendUnavailable, InvalidInput
+from dandelion.errors import BackendUnavailable
 from dandelion.executors import (
     ConfinedExecutor,
     Demands,
@@ -40,12 +34,10 @@ from dandelion.executors import (
     to_dandelion_error,
 )
 from dandelion.executors.coroutines import PLACES
-from dandelion.function import FunctionSpec
+from dandelion.node.loaded_backends import Backend
 from dandelion.node.runtime import Runtime
-from dandelion.registration import Target
 from dandelion.scheduler import EngineState
 from dandelion.scheduler.cores import CoreDivision, CoreSide
-from dandelion.scheduler.records import EnginePhase
 from dandelion.settings import Settings
 
 SHORT_THREAD_CALL_NS = 25_000_000
@@ -57,121 +49,6 @@ at once. With one call ahead, each call costs several switches between the threa
 _COMPUTES = (Hosting.THREAD, Hosting.CONFINED)
 ANY_NUMBER = 1 << 30
 """Places of an engine whose calls end where they begin."""
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """One entry of the list.
-
-    Attributes:
-        entry: as the settings have it.
-        names: the backends that it names and that can be loaded.
-        driver: the first of them: checks code.
-        others: the drivers of the further ones.
-    """
-
-    entry: str
-    names: tuple[str, ...]
-    driver: Driver
-    others: tuple[Driver, ...] = ()
-
-    @property
-    def drivers(self) -> tuple[Driver, ...]:
-        """The drivers of all names."""
-        return self.driver, *self.others
-
-
-def load_backends(settings: Settings) -> tuple[list[Backend], list[BackendUnavailable]]:
-    """Load the drivers of all entries, and give the reasons of those that cannot be loaded.
-
-    Raises:
-        InvalidInput: an entry names a backend that does not exist, or an option is unknown or bad.
-    """
-    loaded: list[Backend] = []
-    reasons: list[BackendUnavailable] = []
-    for entry in settings.backends:
-        drivers: list[Driver] = []
-        for name in entry.split("|"):
-            try:
-                driver = load_driver(name)
-                driver.configure(settings.options.get(name, {}))
-                drivers.append(driver)
-            except BackendUnavailable as error:
-                reasons.append(error)
-        if drivers:
-            first, *others = drivers
-            loaded.append(Backend(entry, tuple(d.name for d in drivers), first, tuple(others)))
-    return loaded, reasons
-
-
-def check_names(settings: Settings, embedded: Iterable[str]) -> None:
-    """Refuse options and numbers of engines that nothing would read.
-
-    Options of a protocol that is served are checked by its adapter.
-
-    Backends that are installed and not started may have both, so one file of settings can serve
-    several nodes.
-
-    Args:
-        settings: of the node.
-        embedded: names of drivers that the program provides.
-
-    Raises:
-        InvalidInput: a backend, or an option of it, does not exist; a number of engines is below 0.
-    """
-    started = {name for entry in settings.backends for name in entry.split("|")}
-    for name in settings.options.keys() - started - {*embedded, *settings.protocols}:
-        if name not in backend_names():
-            raise unknown_backend(f"options.{name}", name)
-        with contextlib.suppress(BackendUnavailable):
-            load_driver(name).configure(settings.options[name])
-    known = {*settings.backends, *started, *backend_names(), *embedded}
-    for name, count in settings.engines.items():
-        if name not in known:
-            raise unknown_backend(f"engines.{name}", name)
-        if count < 0:
-            raise InvalidInput(f"engines.{name}", f"{count} engines", "give a number from 0")
-
-
-def load_checkers(backends: list[Backend]) -> dict[str, Checker]:
-    """Give a checker for every format that any installed backend runs.
-
-    A node registers functions with code for backends that it does not run: another of their code
-    objects may run here, or they are called elsewhere.
-    """
-    checkers: dict[str, Checker] = {}
-    for name in backend_names():
-        with contextlib.suppress(BackendUnavailable):
-            driver = load_driver(name)
-            checkers.update(dict.fromkeys(driver.formats, driver.checker()))
-    for backend in backends:
-        checkers.update(dict.fromkeys(backend.driver.formats, backend.driver.checker()))
-    return checkers
-
-
-def load_offered(platform: Mapping[str, FunctionSpec]) -> dict[str, str]:
-    """Give the functions of backends that are installed and not started, and their backends."""
-    offered: dict[str, str] = {}
-    for name in backend_names():
-        with contextlib.suppress(BackendUnavailable):
-            functions = load_driver(name).platform_functions
-            offered.update({f.name: name for f in functions if f.name not in platform})
-    return offered
-
-
-def targets(
-    backends: Iterable[Backend], executors: Iterable[Executor], format_name: str
-) -> list[Target]:
-    """Give the devices that are up and run a format, one for each kind of device."""
-    drivers = {d.name: d for b in backends for d in b.drivers}
-    found: dict[tuple[str, tuple[str, ...]], Target] = {}
-    for executor in executors:
-        engine = executor.engine
-        driver, archs = drivers.get(executor.info.backend), executor.info.capacity.archs
-        closed = engine.phase in (EnginePhase.UNAVAILABLE, EnginePhase.CLOSED)
-        if driver is not None and archs and not closed and format_name in engine.formats:
-            found[driver.name, archs] = Target(driver.checker(), archs)
-    return list(found.values())
 
 
 class EngineStarter:
@@ -347,8 +224,7 @@ class EngineStarter:
                 info,
                 self._around,
                 processes,
-                self._runtime,
-                self._demands,
+                self._runtime.poll,
                 driver.checker().binary,
             )
         )
@@ -373,7 +249,7 @@ class EngineStarter:
             self._settings.spins_us[1],
         )
         executor = ProcessExecutor(
-            state, info, self._around, processes, self._runtime, self._demands
+            state, info, self._around, processes, self._runtime.poll, self._demands
         )
         executor.ready = ready
         self._runtime.add(executor)

@@ -36,7 +36,10 @@ class FlowCounts:
         """Count a call that ended."""
         self.calls += 1
         self.busy_ns += duration_ns
-        bucket = _bucket(duration_ns)
+        length = duration_ns.bit_length()  # `_STEPS` buckets of equal width for each power of two
+        bucket = duration_ns
+        if length >= 3:
+            bucket = (length - 2) * _STEPS + (duration_ns >> (length - 3) & 3)
         self.durations[bucket] = self.durations.get(bucket, 0) + 1
 
     def quantile_ns(self, part: float) -> float:
@@ -60,12 +63,6 @@ class FlowCounts:
         self.retried += other.retried
         for bucket, count in other.durations.items():
             self.durations[bucket] = self.durations.get(bucket, 0) + count
-
-
-def _bucket(duration_ns: int) -> int:
-    """Number the durations: `_STEPS` buckets of equal width for each power of two."""
-    length = duration_ns.bit_length()
-    return duration_ns if length < 3 else (length - 2) * _STEPS + (duration_ns >> (length - 3) & 3)
 
 
 def _middle_ns(bucket: int) -> float:

@@ -342,6 +342,7 @@ class EngineState:
         remote: it stands for engines of other nodes: calls that were sent by other nodes never go
             there, and others do if that is worth `transfer_ns`.
         transfer_ns, transfer_ns_per_byte: what it costs to run a call there instead of here.
+        behind: in how many of its places a call waits there for one that runs.
         pool, cycle_ns: of `concurrency`, for such workers; the end of its last call.
         active: it takes calls from its lanes.
         side: of the division of cores, if they are divided.
@@ -388,6 +389,7 @@ class EngineState:
     remote: bool = False
     transfer_ns: float = 0.0
     transfer_ns_per_byte: float = 0.0
+    behind: int = 0
     pool: WorkerPool | None = None
     cycle_ns: int = 0
     active: bool = True

@@ -59,10 +59,11 @@ class Scheduler:
         cores: CoreDivision | None = None,
     ) -> None:
         self._actions: list[Action] = []
-        self.calls = Calls(policy, memory_bytes, sizes, self._act, self)
+        act = self._actions.append
+        self.calls = Calls(policy, memory_bytes, sizes, act, self)
         if cores is not None:
             self.calls.sending.divide_cores(cores)
-        self.fleet = Fleet(self.calls, self._act)
+        self.fleet = Fleet(self.calls, act)
         self.invocations: dict[str, InvocationState] = {}
         self.tenants: dict[str, Tenant] = {}
         self.pauses = Pauses()
@@ -73,13 +74,10 @@ class Scheduler:
         self._order = 0
         self._recovers = False
 
-    def _act(self, action: Action) -> None:
-        self._actions.append(action)
-
     def take(self) -> list[Action]:
         """Take the actions to carry out, in order."""
-        actions = self._actions
-        self._actions = []
+        actions = self._actions.copy()
+        self._actions.clear()
         return actions
 
     @property
@@ -166,14 +164,16 @@ class Scheduler:
             heapq.heappop(heap)
         sending = self.calls.sending
         cores = sending.cores
-        times = (
-            heap[0][0] if heap else None,
+        due_ns = heap[0][0] if heap else None
+        for time_ns in (
             self.fleet.next_retry_ns,
             sending.batches.next_due_ns,
             cores.next_look_ns(self.calls.lines.waiting) if cores is not None else None,
             self.pauses.next_due_ns,
-        )
-        return min([time_ns for time_ns in times if time_ns is not None], default=None)
+        ):
+            if time_ns is not None and (due_ns is None or time_ns < due_ns):
+                due_ns = time_ns
+        return due_ns
 
     @property
     def has_turns(self) -> bool:
@@ -216,7 +216,10 @@ class Scheduler:
         invocation = call.invocation
         if invocation.ended:  # by a call that failed when this one left its function's memory
             return
-        size = sum([s.size_bytes for s in outputs if s is not None])
+        size = 0
+        for item_set in outputs:
+            if item_set is not None:
+                size += item_set.size_bytes
         if size:
             call.flow.counts.output_bytes += size
             invocation.tenant.results += 1

@@ -27,6 +27,8 @@ from dandelion.scheduler.records import (
 )
 from dandelion.scheduler.residency import Residency
 
+AHEAD_CALL_NS = 200_000_000
+"""Calls that take less are sent to other nodes while others run there."""
 _RESERVE_LOOKS = 16
 """How many queues are looked at for a call that may use the reserve."""
 
@@ -256,21 +258,30 @@ class Sending:
         """Tell whether sending a call to another node takes less time than its line here.
 
         The whole line counts, not only the wait of this call, since what leaves shortens the wait
-        of all behind it. A function whose time is not known yet is run here first.
+        of all behind it. A function whose time is not known yet is run here first. A call that
+        would wait there for another one is sent only if it is short: of a long one, the round trip
+        that it saves is a small part.
         """
         lane = call.lane
         here = sum([not other.remote for other in lane.engines])
+        mean_ns = call.flow.mean_ns
+        is_behind = engine.free <= engine.behind
+        if is_behind and not 0 < mean_ns < AHEAD_CALL_NS:
+            return False
         if not here:
             return True
         moved_bytes = sum([s.size_bytes for s in call.run.inputs if s is not None])
         cost_ns = engine.transfer_ns + engine.transfer_ns_per_byte * moved_bytes
-        return cost_ns < call.flow.mean_ns * (1 + call.flow.waiting) / here
+        return cost_ns + is_behind * 2 * mean_ns < mean_ns * (1 + call.flow.waiting) / here
 
     def _send(self, call: CallState, engine: EngineState, now_ns: int) -> None:
         flow = call.flow
         tenant = flow.tenant
         calls = call.members or (call,)
-        needed = sum([one.demand.output_bytes or 0 for one in calls if one.demand is not None])
+        needed = 0
+        for one in calls:
+            if one.demand is not None:
+                needed += one.demand.output_bytes or 0
         if tenant.arena_bytes + needed > tenant.quota.arena_bytes:
             self._recount(tenant)
             left = tenant.quota.arena_bytes - tenant.arena_bytes

@@ -95,14 +95,14 @@ def test_hundreds_of_event_streams_do_not_delay_others(here: Guarded) -> None:
             connection.sendall(request)
         assert here.ask("GET", f"{place}/result", "acme").status == 200
         assert here.ask("GET", place, "beta").status == 404
-    wait_until(lambda: not here.node._kept.views.watching, 20)
+    wait_until(lambda: not here.node._parts.kept.views.watching, 20)
 
 
 def test_half_a_stream_ends_with_the_server(tmp_path: Path) -> None:
     with with_secrets(tmp_path, 1) as opened:
         opened.node.register(named("other"), tenant="acme")
-        lives = opened.node._kept.lives
-        lives._paused_until_s = 1e12  # nothing begins
+        lives = opened.node._parts.kept.lives
+        lives.places._paused_until_s = 1e12  # nothing begins
         place = place_of(opened, "acme")
         connection = http.client.HTTPConnection("127.0.0.1", opened.port, timeout=20)
         headers = {"Authorization": f"Bearer {token('acme')}"}

@@ -382,9 +382,9 @@ def test_a_client_that_leaves_changes_nothing(here: Served) -> None:
     for path in (f"{place}/result?wait_s=60", f"{place}/events"):
         connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=TIMEOUT_S)
         connection.request("GET", path)
-        wait_until(lambda: sum(here.node._kept.views.watching.values()) == 1)
+        wait_until(lambda: sum(here.node._parts.kept.views.watching.values()) == 1)
         connection.close()
-        wait_until(lambda: not here.node._kept.views.watching)
+        wait_until(lambda: not here.node._parts.kept.views.watching)
     here.gate.open()
     assert here.ask("GET", f"{place}?wait_s=20").json["state"] == "succeeded"
 
@@ -411,7 +411,7 @@ def test_a_tenant_has_a_bounded_number_of_streams(frontends: int) -> None:
     with served(frontends, async_watchers=20) as here, contextlib.ExitStack() as opened:
         place = here.submitted("wait")
         assert here.gate.entered()
-        watching = here.node._kept.views.watching
+        watching = here.node._parts.kept.views.watching
         for count in range(1, 21):
             connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=TIMEOUT_S)
             opened.callback(connection.close)

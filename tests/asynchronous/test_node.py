@@ -242,7 +242,7 @@ def test_what_has_ended_is_kept_for_a_time(catalog: str) -> None:
 
         wait_until(is_gone, LIMIT_S)
         wait_until(
-            lambda: not node._kept._store._records, LIMIT_S
+            lambda: not node._parts.kept._store._records, LIMIT_S
         ) if catalog == "memory:" else None
 
 
@@ -261,7 +261,7 @@ def test_watchers_of_a_tenant_are_bounded() -> None:
     with node_of(async_watchers=2) as node, ThreadPoolExecutor(2) as pool:
         handle = node.submit("wait", a=b"1")
         waits = [pool.submit(handle.result, LIMIT_S) for _ in range(2)]
-        wait_until(lambda: node._kept.views.watching["default"] == 2, LIMIT_S)
+        wait_until(lambda: node._parts.kept.views.watching["default"] == 2, LIMIT_S)
         with pytest.raises(Overloaded):
             handle.result(1)
         assert handle.state() is KeptState.RUNNING
@@ -275,7 +275,7 @@ def test_many_waiting_cost_no_threads_and_no_arena(catalog: str) -> None:
     async def wait_for_all(node: Node, ids: list[str], begun: asyncio.Event) -> list[KeptState]:
         waits = [node.kept.watch(i, tenant="default", wait_s=60, end=True) for i in ids]
         tasks = [asyncio.ensure_future(wait) for wait in waits]
-        while node._kept.views.watching["default"] < len(ids):
+        while node._parts.kept.views.watching["default"] < len(ids):
             await asyncio.sleep(0)
         begun.set()
         return [(await task).view.state for task in tasks]
@@ -329,8 +329,8 @@ def test_in_memory_nothing_survives_and_nothing_is_left() -> None:
         handle.cancel()
         with pytest.raises(Cancelled):
             handle.result(LIMIT_S)
-        assert not node._kept._inputs
-        assert not node._kept._runner._outputs
+        assert not node._parts.kept._inputs
+        assert not node._parts.kept._runner._outputs
         gc.collect()
         wait_until(lambda: node.info().arena.used_bytes == 0, LIMIT_S)
 
@@ -340,7 +340,7 @@ def test_attempts_are_counted_and_limited(tmp_path: Path) -> None:
     with node_of(catalog=catalog, async_attempts=1) as node:
         handle = node.submit("wait", a=b"1")
         assert handle.state() is KeptState.RUNNING
-        lives = node._kept.lives
+        lives = node._parts.kept.lives
         lives.closing = lambda: None  # type: ignore[method-assign]  # as if it were killed:
         lives.is_closing = True  # nothing more is stored
     with (
@@ -411,7 +411,7 @@ class Failing:
 def test_a_full_disk_refuses_and_fails_typed(catalog: str) -> None:
     driver = GateDriver()
     with node_of(driver, catalog=catalog) as node:
-        disk = Failing(node._kept)
+        disk = Failing(node._parts.kept)
         disk.left = 1
         with pytest.raises(DiskFull):
             node.submit("echo", a=b"1")
@@ -427,5 +427,5 @@ def test_a_full_disk_refuses_and_fails_typed(catalog: str) -> None:
         driver.gate.open()
         with pytest.raises(DiskFull):
             handle.result(LIMIT_S)
-        wait_until(lambda: not node._kept.lives._unsaved, LIMIT_S)
+        wait_until(lambda: not node._parts.kept.lives._unsaved, LIMIT_S)
         assert node.submit("echo", a=b"1").result(LIMIT_S).b.bytes() == b"1"

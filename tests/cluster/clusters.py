@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 
 from dandelion.cluster import Cluster, ClusterSettings
+from dandelion.cluster.kept_copies import CopyLimits
 from dandelion.cluster.membership import MemberState
 from dandelion.data import ItemSet, SetSpec
 from dandelion.documents import CodeDocument, FunctionDocument
@@ -59,6 +60,7 @@ def nodes(
     joined: bool = True,
     catalogs: Sequence[str] | None = None,
     own: Sequence[dict[str, object]] | None = None,
+    copies: CopyLimits | None = None,
     **given: object,
 ) -> Iterator[list[Node]]:
     """Run nodes of one cluster in this process, one for each list of drivers.
@@ -67,6 +69,7 @@ def nodes(
         drivers: of each node.
         secrets, catalogs, own: of each node; `own` are further settings.
         joined: wait until they know each other.
+        copies: how many of asynchronous invocations of others each keeps.
         given: settings of all.
     """
     addresses = free_addresses(len(drivers))
@@ -74,7 +77,9 @@ def nodes(
     with contextlib.ExitStack() as opened:
         made = []
         for number, (address, mine, key) in enumerate(zip(addresses, drivers, keys, strict=True)):
-            cluster = Cluster(ClusterSettings(address, key, peers=tuple(addresses)))
+            limits = copies or CopyLimits()
+            peers = tuple(addresses)
+            cluster = Cluster(ClusterSettings(address, key, peers=peers, copies=limits))
             if catalogs:
                 given["catalog"] = catalogs[number]
             further = own[number] if own else {}

@@ -162,7 +162,7 @@ def test_calls_with_too_many_items_are_refused_and_the_next_ones_work(
             remote[0].invoke("many", x=b"500")
         with pytest.raises(TooLarge):  # of which a region would be held
             remote[0].invoke("many", x=b"70000")
-        (link,) = remote[1]._cluster._in_links.values()  # type: ignore[union-attr]
+        (link,) = remote[1]._parts.cluster._in_links.values()  # type: ignore[union-attr]
         assert not len(link.exchange.regions)
         assert text_of(remote[0].invoke("plain", x=b"a")["y"]) == "A"
     assert len(remote[0].invoke("plain", x=ItemSet("x", items))["y"] or ()) == 500
@@ -179,7 +179,7 @@ def test_limits_of_the_node_that_runs_a_call_hold() -> None:
     with nodes([[], [scripted(run)]]) as made:
         made[1].register(function("work"))
         wait_until(lambda: len(made[0].records()) == 1)
-        side = made[1]._cluster
+        side = made[1]._parts.cluster
         assert isinstance(side, Cluster)
         side.parts = dataclasses.replace(side.parts, caps=Limits(wall_s=7.0))
         assert text_of(made[0].invoke("work", x=b"a")["y"]) == "a"

@@ -70,7 +70,7 @@ def test_all_nodes_have_the_same_records_and_versions() -> None:
         with pytest.raises(Unknown):
             made[1].remove(FunctionSpec, "f0")
         with pytest.raises(InvalidInput, match="to_thread"):
-            made[0]._loop.call(lambda: made[0].register(echo("g")))
+            made[0]._parts.loop.call(lambda: made[0].register(echo("g")))
 
 
 def test_code_is_there_when_it_is_called_first() -> None:

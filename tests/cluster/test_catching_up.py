@@ -78,7 +78,7 @@ def test_a_node_that_was_away_takes_over_the_catalogue(
 
 
 def tail_of(node: Node) -> int:
-    cluster = node._cluster
+    cluster = node._parts.cluster
     assert isinstance(cluster, Cluster)
     return len(cluster._log.replica.tail.commands)
 
@@ -141,7 +141,7 @@ def test_a_command_that_cannot_be_read_stops_changes_and_says_why(
         file.append([SavedCommand(first, command)])
     for _ in range(2):  # it is the same after each start
         with member(address, [address], url) as node:
-            cluster = node._cluster
+            cluster = node._parts.cluster
             assert isinstance(cluster, Cluster)
             wait_until(lambda cluster=cluster: cluster.catalog.blocked is not None)  # type: ignore[misc]
             for change in (

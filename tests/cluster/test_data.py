@@ -55,8 +55,8 @@ def two() -> Iterator[list[Node]]:
 
 
 def cluster_of(node: Node) -> Cluster:
-    assert isinstance(node._cluster, Cluster)
-    return node._cluster
+    assert isinstance(node._parts.cluster, Cluster)
+    return node._parts.cluster
 
 
 def received(node: Node) -> int:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from dandelion.cluster.call_messages import RegionSize
 from dandelion.cluster.exchange import WINDOW, Exchange, Fetched
 from dandelion.cluster.handshake import BadPeer
-from dandelion.cluster.messages import PIECE_BYTES, Message, Piece, Pull, RegionSize, Release
+from dandelion.cluster.messages import PIECE_BYTES, Message, Piece, Pull, Release
 from dandelion.data import Bytes
 from dandelion.errors import ContextFull, DandelionError, NodeLost
 from dandelion.memory import SharedDomain

@@ -18,21 +18,9 @@ from dandelion.cluster import (
     regions,
     wire_sets,
 )
+from dandelion.cluster.call_messages import Define, Failed, Load, Run, StopRun, WireItem, WireSet
 from dandelion.cluster.frames import Frames
-from dandelion.cluster.messages import (
-    Define,
-    Failed,
-    Load,
-    Message,
-    Ping,
-    Pong,
-    Run,
-    StopRun,
-    Welcome,
-    WireItem,
-    WireSet,
-    encode,
-)
+from dandelion.cluster.messages import Message, Ping, Pong, Welcome, encode
 from dandelion.cluster.regions import Regions
 from dandelion.cluster.wire_sets import SHARED_BYTES, pack, unpack
 from dandelion.data import Item, ItemSet
@@ -305,7 +293,7 @@ def test_a_link_whose_data_does_not_come_is_opened_again(monkeypatch: pytest.Mon
 
 
 def test_a_peer_makes_a_limited_number_of_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dandelion.cluster.node_side.TENANTS_LIMIT", 5)
+    monkeypatch.setattr("dandelion.node.spaces.TENANTS_LIMIT", 5)
     with nodes([[scripted(lambda engine, call: (call.inputs[0],))]]) as made:
         made[0].register(function("work"))
         with Peer(made[0]) as peer:

@@ -10,23 +10,18 @@ from collections.abc import Iterator
 import pytest
 
 from dandelion.cluster import Cluster
+from dandelion.cluster.call_messages import Define, Failed, RegionSize, Run, WireItem, WireSet
 from dandelion.cluster.handshake import Handshake
 from dandelion.cluster.messages import (
     VERSION,
     BlobAt,
-    Define,
-    Failed,
     Join,
     Message,
     Piece,
     Ping,
     Pong,
     Refuse,
-    RegionSize,
-    Run,
     Welcome,
-    WireItem,
-    WireSet,
     decode,
     encode,
 )
@@ -52,7 +47,7 @@ class Peer:
     """A connection that says what a test wants."""
 
     def __init__(self, node: Node, secret: bytes = SECRET) -> None:
-        cluster = node._cluster
+        cluster = node._parts.cluster
         assert isinstance(cluster, Cluster)
         self.name = cluster.name
         host, port = self.name.split(":")
@@ -187,7 +182,7 @@ def test_a_link_has_one_connection_for_data(node: Node) -> None:
 
 @pytest.mark.parametrize("name", ["no address", "a..b:1"])
 def test_names_that_are_no_addresses_are_given_up(node: Node, name: str) -> None:
-    cluster = node._cluster
+    cluster = node._parts.cluster
     assert isinstance(cluster, Cluster)
     cluster._found(name)
     members = cluster._membership.members

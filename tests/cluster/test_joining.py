@@ -48,7 +48,7 @@ def test_guests_join_and_leave_under_load() -> None:
     with nodes([[scripted(slow)]]) as made:
         owner = made[0]
         owner.register(function("work"))
-        cluster = owner._cluster
+        cluster = owner._parts.cluster
         assert isinstance(cluster, Cluster)
         stop = threading.Event()
 
@@ -99,7 +99,7 @@ def test_calls_on_a_node_that_drains_may_end() -> None:
         closing = pool.submit(other.close)
         try:
             wait_until(lambda: "draining" in [m.state for m in owner.cluster().members])  # type: ignore[union-attr]
-            owner._loop.call(lambda: None)  # what follows from that has been done
+            owner._parts.loop.call(lambda: None)  # what follows from that has been done
         finally:
             go.set()
         assert text_of(answer.result(10)["y"]) == "a"
@@ -159,7 +159,7 @@ def test_nodes_with_other_voters_do_not_mix() -> None:
     one = Cluster(ClusterSettings(first, SECRET, peers=(first,)))
     other = Cluster(ClusterSettings(second, SECRET, peers=(first, second)))
     with Node(settings(), cluster=one) as a, Node(settings(), cluster=other) as b:
-        refused = b._loop.call(lambda: other._membership.members[first])
+        refused = b._parts.loop.call(lambda: other._membership.members[first])
         wait_until(lambda: refused.failures)
         assert alive(a) == alive(b) == 0
 
@@ -192,7 +192,7 @@ def test_connections_without_tls_leave_nothing(
     address = free_addresses(1)[0]
     given = ClusterSettings(address, SECRET, "", (address,), cert, key, cert)
     with Node(settings(), cluster=Cluster(given)) as node:
-        cluster = node._cluster
+        cluster = node._parts.cluster
         assert isinstance(cluster, Cluster)
         pending = cluster._door._pending
         host, port = address.split(":")
@@ -229,7 +229,7 @@ def test_tls_between_nodes(tmp_path: Path) -> None:
         wait_until(lambda: alive(one) == 0)
         for files in ((other_cert, other_key, cert), ()):
             with Node(settings(), cluster=cluster(addresses[1], *files)) as stranger:
-                refused = stranger._cluster._membership.members[addresses[0]]  # type: ignore[union-attr]
+                refused = stranger._parts.cluster._membership.members[addresses[0]]  # type: ignore[union-attr]
                 wait_until(lambda refused=refused: refused.failures > 1)  # type: ignore[misc]
                 assert alive(one) == alive(stranger) == 0
     with pytest.raises(InvalidInput, match="cannot be used"):

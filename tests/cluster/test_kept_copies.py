@@ -52,9 +52,9 @@ def test_what_lacks_is_found_with_its_data() -> None:
     other.put(record("a", SECOND, 5))
     other.put(record("b", FIRST, 5))
     other.put(record("d", FIRST, 1))
-    wanted, gone = other.compare(JOURNAL, holder.offer(JOURNAL))
-    assert wanted == {"b": False, "c": True}
-    assert gone == {"d": (FIRST, 1)}
+    offered = holder.offer(JOURNAL)
+    assert other.lacks(offered, other.room(JOURNAL, ())) == ({"b": False, "c": True}, 0)
+    assert other.gone(JOURNAL, offered) == {"d": (FIRST, 1)}
 
 
 def test_a_majority_gives_the_newest_version() -> None:

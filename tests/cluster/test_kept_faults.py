@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -12,7 +13,15 @@ import msgspec
 import pytest
 
 from dandelion.asynchronous.records import KeptMark, KeptRecord, KeptRequest
-from dandelion.asynchronous.store import Drop, MemoryKeptStore, Part, Put, StoreStep
+from dandelion.asynchronous.store import (
+    Drop,
+    MemoryKeptStore,
+    Part,
+    Put,
+    StoreStep,
+    open_kept_store,
+)
+from dandelion.asynchronous.stored_sets import encode_sets
 from dandelion.cluster import (
     Cluster,
     ClusterSettings,
@@ -28,9 +37,9 @@ from dandelion.cluster.kept_takeover import KeptTakeover
 from dandelion.cluster.membership import Membership
 from dandelion.cluster.messages import Question, Reply
 from dandelion.cluster.questions import Answer, Questions
-from dandelion.data import Bytes
+from dandelion.data import Bytes, Item, ItemSet
 from dandelion.driver import Call, Engine, InstanceSets
-from dandelion.errors import DiskFull, Unknown
+from dandelion.errors import DiskFull, Overloaded, Unknown
 from dandelion.node import Node
 from dandelion.node.invocation import Invocation
 from dandelion.node.invoker import Invoker
@@ -78,8 +87,8 @@ class _Journals:
         self._tasks.append(asyncio.get_running_loop().create_task(work))
 
     async def write(self, *steps: StoreStep) -> None:
-        for done in self.journals.write(steps):
-            await asyncio.wrap_future(done)
+        for entry in self.journals.write(steps):
+            await asyncio.wrap_future(entry.done)
 
 
 def test_what_a_full_disk_refuses_changes_no_copy() -> None:
@@ -182,7 +191,7 @@ def test_a_node_whose_catalogue_is_behind_takes_nothing_over() -> None:
         members,
         {},
         {},
-        lambda records: None,
+        lambda records, from_another: None,
         lambda: is_current,
         spawned.append,
     )
@@ -223,6 +232,47 @@ def test_a_name_that_comes_after_the_takeover_is_no_failure(
         wait_until(lambda: list_all(again) == [made.id])
         assert text_of(again.submitted(made.id).result(10)["y"]) == "one"
     assert not missing
+
+
+def test_a_node_that_takes_over_makes_a_limited_number_of_tenants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invocations of further tenants end with the reason; tenants of the node itself may come."""
+    gate = Gate()
+    gate.opened.set()
+    catalog = f"sqlite:{tmp_path / 'store'}"
+
+    def node() -> Node:
+        cluster = Cluster(ClusterSettings("127.0.0.1:0", SECRET))
+        return Node(settings(catalog=catalog), [scripted(gate.run)], cluster)
+
+    ids = {f"t{number}": f"{number:032x}" for number in range(5)}
+    with node() as first:
+        for tenant in ids:
+            first.register(function("work"), tenant=tenant)
+    sets = encode_sets({"x": ItemSet("x", (Item("a", 0, b"one"),))})
+    store = open_kept_store(catalog)
+    for step, (tenant, id_) in enumerate(ids.items()):
+        mark = KeptMark("10.0.0.9:1#life#1", (0, "10.0.0.9:1#life"), step, "data")
+        record = KeptRecord(id=id_, tenant=tenant, request=KeptRequest(name="work"), mark=mark)
+        store.write([Put(record, Part.INPUTS, sets)])
+    store.close()
+    monkeypatch.setattr("dandelion.node.spaces.TENANTS_LIMIT", 3)
+    with node() as again:
+        ended = []
+        for tenant, id_ in ids.items():
+            wait_until(partial(_found, again, id_, tenant))
+            try:
+                ended.append(text_of(again.submitted(id_, tenant).result(10)["y"]))
+            except Overloaded as error:
+                ended.append(error.what)
+        assert ended == ["one", "one", "tenants", "tenants", "tenants"]
+        assert len(again._spaces.tenants()) == 3
+        again.register(function("work"), tenant="own")
+
+
+def _found(node: Node, id_: str, tenant: str) -> bool:
+    return node._kept.lives.find(id_, tenant) is not None
 
 
 def test_an_invocation_that_failed_as_something_is_unknown_is_no_unknown_invocation() -> None:

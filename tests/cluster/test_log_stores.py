@@ -100,7 +100,7 @@ def echo(name: str, *inputs: str) -> FunctionDocument:
 
 
 def name_of(node: Node) -> str:
-    cluster = node._cluster
+    cluster = node._parts.cluster
     assert isinstance(cluster, Cluster)
     return cluster.name
 
@@ -418,7 +418,7 @@ def test_a_command_of_a_newer_version_stops_changes(tmp_path: Path) -> None:
     digest = log.put_command(Command("b 1", "rename", b"", origin="b:1"))
     log.replace(msgspec.structs.replace(head, commands=(("b 1", digest),)))
     with member(place) as node:
-        cluster = node._cluster
+        cluster = node._parts.cluster
         assert isinstance(cluster, Cluster)
         wait_until(lambda: cluster.catalog.blocked is not None)
         with pytest.raises(CatalogUnavailable, match="newest version"):

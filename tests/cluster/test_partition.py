@@ -26,7 +26,7 @@ class Cable:
     """Everything between one node and the others; nothing passes while it is cut."""
 
     def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-        cluster = node._cluster
+        cluster = node._parts.cluster
         assert isinstance(cluster, Cluster)
         self.cluster, self.node, self.patch = cluster, node, monkeypatch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dandelion.cluster.messages import EngineGroup, Load
+from dandelion.cluster.call_messages import EngineGroup, Load
 from dandelion.cluster.placement import PARTNERS, Placement, partners_of
 
 
@@ -29,6 +29,28 @@ def test_calls_are_spread_over_what_is_free() -> None:
     placement.ended("a", "cpu")
     placement.loaded("a", load(1, received=4))
     assert placement.choose("cpu", "f") == "a"
+
+
+def test_a_node_gets_one_call_ahead_for_each_engine() -> None:
+    placement = three(a=2, b=0)
+    assert (placement.free("cpu"), placement.ahead("cpu")) == (2, 8)
+    chosen = Counter(placement.choose("cpu", "f") for _ in range(2))
+    assert chosen == {"a": 2}
+    assert (placement.free("cpu"), placement.ahead("cpu")) == (0, 8)
+    chosen = Counter(placement.choose("cpu", "f") for _ in range(8))
+    assert chosen == {"a": 4, "b": 4}
+    assert placement.ahead("cpu") == 0
+    placement.loaded("a", load(0, received=6, waiting=4))
+    assert placement.ahead("cpu") == 0
+    placement.ended("a", "cpu")
+    placement.loaded("a", load(0, received=6, waiting=3))
+    assert placement.ahead("cpu") == 1
+    assert placement.choose("cpu", "f") == "a"
+    placement.loaded("b", load(0, received=4, waiting=3))  # of others, too
+    assert placement.choose("cpu", "f") == "b"
+    placement.ended("b", "cpu", refused=True)
+    placement.loaded("a", load(0, received=7, waiting=9))
+    assert placement.ahead("cpu") == 0
 
 
 def test_as_many_nodes_are_wanted_as_calls_would_keep_busy() -> None:

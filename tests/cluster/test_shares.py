@@ -12,7 +12,8 @@ from functools import partial
 import pytest
 from dandelion.bench.cluster_model import INPUTS, MS, NEVER_NS, PLAN, POLICY
 
-from dandelion.cluster.shares import UsedElsewhere, used_here
+from dandelion.cluster import shares
+from dandelion.cluster.shares import ToldShares, UsedElsewhere, used_here
 from dandelion.dispatcher import Walk
 from dandelion.driver import Capacity
 from dandelion.scheduler import (
@@ -43,6 +44,7 @@ class SharedNodes:
         self.schedulers: list[Scheduler] = []
         self.tenants: list[dict[str, Tenant]] = []
         self.heard = [UsedElsewhere() for _ in range(3)]
+        self.told_shares: dict[tuple[int, int], ToldShares] = {}
         self.told = told
         for number in range(3):
             scheduler = Scheduler(policy_of("fair"), 1 << 30, lambda flow: (0, 0), 1 << 30)
@@ -90,8 +92,10 @@ class SharedNodes:
         """Every node gets the counters of this one."""
         for other in range(3):
             if self.told and other != number:
-                used = used_here(self.tenants[number].values())
-                for name, backend, used_ns in self.heard[other].heard(str(number), used, {}):
+                tenants = self.tenants[number].values()
+                told = self.told_shares.setdefault((number, other), ToldShares(tenants))
+                used = told.next(tenants)
+                for name, backend, used_ns in self.heard[other].heard(str(number), *used):
                     self.schedulers[other].used_elsewhere(name, backend, used_ns)
                 self.act(other)
         self.later(250 * MS, partial(self.beat, number))
@@ -145,14 +149,43 @@ def test_a_tenant_that_had_other_nodes_for_itself_is_not_kept_away() -> None:
 
 def test_counters_become_what_is_new() -> None:
     heard = UsedElsewhere()
-    assert heard.heard("a", {"t": {"cpu": 5}}, {}) == []
-    totals = {"t": {"cpu": 7, "gpu": 1}, "u": {"cpu": 2}}
-    assert heard.heard("a", totals, {"u": {"cpu": 2}}) == [("t", "cpu", 2), ("t", "gpu", 1)]
-    assert heard.heard("a", totals, {"u": {"cpu": 2}}) == []
     heard.joined("a")
-    assert heard.heard("a", {"t": {"cpu": 100}}, {}) == []
-    tenant = Tenant("t")
-    tenant.used_ns["cpu"] = 10
-    assert used_here([tenant, Tenant("idle")]) == {"t": {"cpu": 10}}
-    many = [Tenant(str(n), used_ns={"cpu": n + 1}) for n in range(1500)]
-    assert set(used_here(many)) == {str(n) for n in range(500, 1500)}
+    assert heard.heard("a", {"t": {"cpu": 5}}, {"t": {"cpu": 3}}) == [("t", "cpu", 2)]
+    totals = {"t": {"cpu": 7, "gpu": 1}, "u": {"cpu": 2}}
+    uncharged = {"t": {"cpu": 3}, "u": {"cpu": 2}}
+    assert heard.heard("a", totals, uncharged) == [("t", "cpu", 2), ("t", "gpu", 1)]
+    assert heard.heard("a", totals, uncharged) == []
+    heard.joined("a")
+    assert heard.heard("a", {"t": {"cpu": 100}}, {"t": {"cpu": 100}}) == []
+    assert heard.heard("a", {"t": {"cpu": 101}}, {"t": {"cpu": 100}}) == [("t", "cpu", 1)]
+    heard.left("a")
+    assert not heard._known
+
+
+def test_what_was_used_before_a_link_is_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if a tenant is told of late, or was not told of for a while, as others used more."""
+    monkeypatch.setattr(shares, "TENANTS", 2)
+    tenants = [Tenant(str(number), used_ns={"cpu": 1000 * number}) for number in range(1, 6)]
+    told, heard = ToldShares(tenants), UsedElsewhere()
+    heard.joined("a")
+    charged: Counter[str] = Counter()
+
+    def beat() -> int:
+        used, uncharged = told.next(tenants)
+        assert len(used) <= 2
+        for name, backend, used_ns in heard.heard("a", used, uncharged):
+            assert backend == "cpu"
+            charged[name] += used_ns
+        return len(used)
+
+    for number in (1, 2, 3, 4, 5, 1, 1, 5):
+        tenants[number - 1].used_ns["cpu"] += number
+        beat()
+        tenants[4].used_ns["cpu"] += 100  # it is among those that used most, each time
+    tenants.append(Tenant("new", used_ns={"cpu": 7}))
+    tenants.append(Tenant("idle"))
+    told.uncharged.setdefault("new", {})["cpu"] = 5  # of the reader's own calls
+    while beat():
+        pass
+    assert charged == {"1": 3, "2": 2, "3": 3, "4": 4, "5": 810, "new": 2}
+    assert used_here(tenants[:1]) == {"1": {"cpu": 1003}}

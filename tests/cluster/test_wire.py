@@ -11,22 +11,18 @@ from hypothesis import strategies as st
 
 from dandelion.cluster import frames
 from dandelion.cluster.ballots import Accept, Command, encode_ballot
+from dandelion.cluster.call_messages import Define, RegionSize, Run, WireItem, WireSet
 from dandelion.cluster.frames import Frames
 from dandelion.cluster.handshake import BadPeer, Handshake, check_secret
 from dandelion.cluster.messages import (
     CONTROL_LIMIT_BYTES,
     DATA_LIMIT_BYTES,
     Ballot,
-    Define,
     Join,
     Message,
     Piece,
     Ping,
     Pull,
-    RegionSize,
-    Run,
-    WireItem,
-    WireSet,
     encode,
 )
 from dandelion.cluster.regions import Regions

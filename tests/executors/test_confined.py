@@ -40,7 +40,6 @@ class ConfinedBench(Bench):
             self.around,
             self.processes,
             self.loop,
-            self.demands,
             self._binary,
         )
 

@@ -320,7 +320,7 @@ def test_a_removal_finds_the_process_dead_before_who_waits_for_it(node: Node) ->
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(echoed, node, b"W")
         wait_until(lambda: executor._out)
-        node._loop.call(remove)
+        node._parts.loop.call(remove)
         assert call.result(10) == b"W"
 
 
@@ -351,8 +351,8 @@ def test_a_process_that_dies_as_it_starts_is_started_once_more(
 
 def test_a_small_call_does_not_wait_for_the_zeroing_of_much_memory(node: Node) -> None:
     echoed(node, b"q")
-    with node._arena._zeroing, ThreadPoolExecutor(1) as pool:
-        node._arena.acquire(4096)
+    with node._parts.arena._zeroing, ThreadPoolExecutor(1) as pool:
+        node._parts.arena.acquire(4096)
         assert pool.submit(echoed, node, b"q2").result(10) == b"q2"
 
 
@@ -400,7 +400,7 @@ def test_a_node_closes_under_callers_of_all_kinds(node: Node) -> None:
         ended = [pool.submit(call, number) for number in range(4)]
         on_loop = pool.submit(asyncio.run, calls())
         wait_until(lambda: node.info().running == 8)
-        node._loop.call(node._runtime.shut)
+        node._parts.loop.call(node._runtime.shut)
         assert {one.result(10) for one in ended} | set(on_loop.result(10)) == {Cancelled.__name__}
 
 

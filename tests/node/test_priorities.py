@@ -113,7 +113,7 @@ def test_priorities_in_process(caller: str) -> None:
         def submit() -> None:
             node.begin(name, {"a": None}, priority=priority, ended=lambda invocation: None)
 
-        node._loop.call(submit)
+        node._parts.loop.call(submit)
 
     ways: dict[str, Invoke] = {
         "blocking": lambda name, priority: node.invoke(name, a=b"x", priority=priority),

@@ -14,7 +14,7 @@ import atexit
 from dandelion.node import Node, Settings
 
 node = Node(Settings(backends=("null", "native", "process"), arena_bytes=1 << 20))
-atexit.register(lambda: print("it is", node._state.value))  # what comes first is called last
+atexit.register(lambda: print("it is", node._parts.state.value))  # what comes first is called last
 node.start()
 node.wait_ready()
 below = [t.read_text() for t in __import__("pathlib").Path("/proc/self/task").glob("*/children")]

@@ -187,7 +187,7 @@ def test_nothing_that_can_be_read_has_it(node: Node, folder: Path) -> None:
         for name in ("environ", "cmdline"):
             with contextlib.suppress(OSError):
                 seen.append(Path(f"/proc/{process}/{name}").read_bytes())
-    seen.append(repr(node._secrets).encode())
+    seen.append(repr(node._parts.secrets).encode())
     assert not any(SECRET.encode() in one or OTHER.encode() in one for one in seen)
     recording = decode_recording(seen[0])
     assert recording.document.functions[0].secrets == {"key": "api_key"}

@@ -451,7 +451,7 @@ def test_closing_is_bounded(gathered: None, monkeypatch: pytest.MonkeyPatch, ans
             node.invoke("echo", a=b"1")
             wait_until(lambda: collected.spans)
             node.invoke("echo", a=b"1")
-        spans = node._spans
+        spans = node._parts.spans
         assert spans is not None
         assert spans.counts().exported + spans.counts().dropped == 4
 

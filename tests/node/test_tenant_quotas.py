@@ -372,7 +372,7 @@ def test_a_thousand_tenants_wait_for_one_engine_and_each_has_its_turn() -> None:
         def note(invocation: Invocation) -> None:
             ended.append(invocation.tenant.name)
 
-        node._loop.call(submit)
+        node._parts.loop.call(submit)
         assert node.info().waiting == 2 * TENANTS - 1
         check_invariants(node._runtime.scheduler)
         gate.open(2 * TENANTS)

@@ -182,7 +182,7 @@ def test_the_same_versions_come_back_after_a_restart(tmp_path: Path) -> None:
     )
     with dd.Node(settings) as node:
         node.register(function("f", VERSION, "a", imports="a"))
-        site = Path(node._packages._environments.place(node.describe("f").code[0]))
+        site = Path(node._parts.packages._environments.place(node.describe("f").code[0]))
     assert site.is_relative_to(tmp_path / "data")
     wheel(folder, "a", "2.0")
     remove(site.parent)

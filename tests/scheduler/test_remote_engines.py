@@ -106,6 +106,34 @@ def test_short_calls_and_large_inputs_stay() -> None:
     assert node.places() == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("took_ns", "waiting", "ahead"), [(20 * MS, 9, 2), (20 * MS, 1, 0), (900 * MS, 9, 0)]
+)
+def test_short_calls_are_sent_ahead_while_many_wait(took_ns: int, waiting: int, ahead: int) -> None:
+    node = OneNode()
+    node.scheduler.fleet.resized(node.remote, 1, 0)
+    node.submit()
+    node.end(node.sent[0], took_ns)
+    for _ in range(2 + waiting):
+        node.submit()
+    assert sorted(node.places()) == [1, 2]
+    node.remote.behind = 2
+    node.scheduler.fleet.resized(node.remote, 3, node.now_ns)
+    node.act()
+    assert sorted(node.places()) == [1, 2] + [2] * ahead
+    assert node.scheduler.calls.lines.waiting == waiting - ahead
+
+
+def test_calls_of_unknown_duration_are_not_sent_ahead() -> None:
+    node = OneNode(here=False)
+    node.remote.behind = 3
+    for _ in range(4):
+        node.submit()
+    assert len(node.sent) == 1
+    node.end(node.sent[0], 20 * MS)
+    assert len(node.sent) == 3
+
+
 def test_a_free_engine_here_is_preferred() -> None:
     node = OneNode()
     for _ in range(4):

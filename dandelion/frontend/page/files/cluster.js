@@ -72,6 +72,9 @@ export class Cluster {
     place.replaceChildren(...[
       found.majority ? null : element("p", { class: "bad" },
         "This node sees a minority of the voters only: changes are not acknowledged."),
+      found.full_voters.length ? element("p", { class: "bad" },
+        "No room for all copies of asynchronous invocations of this node: "
+        + `${found.full_voters.join(", ")}.`) : null,
       nodes(found),
       element("h3", {}, "Engine time of tenants, since the start of each node"),
       tenants(found),
@@ -79,7 +82,8 @@ export class Cluster {
       facts([["Calls sent", `${found.sent_calls}, ${found.lost_calls} lost`],
         ["Calls served", String(found.served_calls)],
         ["Changes of the catalogue", String(found.registered)],
-        ["Copies of asynchronous invocations", String(found.kept_copies)],
+        ["Copies of asynchronous invocations",
+          `${found.kept_copies}, ${bytes(found.kept_copies_bytes)}`],
         ["Taken over", String(found.taken_over)],
         ["Sent", bytes(found.sent_bytes)], ["Received", bytes(found.received_bytes)]]),
     ].filter(Boolean));

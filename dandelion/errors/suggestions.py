@@ -1,0 +1,19 @@
+"""Which known name was meant by one that is unknown."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Find the known name that was most likely meant, or None."""
+    if len(name) > 128:  # the comparison is quadratic, and such a name is not a typing error
+        return None
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def suggestion(name: str | None) -> str:
+    """Return the end of a message that names what was probably meant."""
+    return f"; did you mean '{name}'?" if name else ""

@@ -1,0 +1,159 @@
+"""An engine in a process that maps the arena: it reads inputs there, and writes outputs there.
+
+Such a process runs no host code of users, so its answers are believed; one that does not fit a call
+is a bug and ends the process.
+
+Planning goes the same way as calls: the process plans a call whose like it has not seen, and the
+demand is kept (`demands`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from dandelion.data import Bytes
+from dandelion.driver import InstanceSets
+from dandelion.engine_process.messages import Begun, Done, Failed, Plan, Planned, Ready, Reply, Run
+from dandelion.errors import DandelionError, InternalError, from_record
+from dandelion.executors.contract import StartedEngine, Surroundings, finish, function_of
+from dandelion.executors.demands import Demands
+from dandelion.executors.loaded_functions import load_message
+from dandelion.executors.process import EngineProcessExecutor
+from dandelion.executors.processes import Processes
+from dandelion.executors.sent_calls import SentCall, Watcher, read_set
+from dandelion.executors.staging import Order, Stager
+from dandelion.scheduler import CallState, EngineState
+
+
+class ProcessExecutor(EngineProcessExecutor):
+    """Runs calls in a process that maps the arena.
+
+    Args:
+        engine, info, around, processes, watcher: see `EngineProcessExecutor`.
+        demands: what calls need, for all engines of the node.
+    """
+
+    def __init__(
+        self,
+        engine: EngineState,
+        info: StartedEngine,
+        around: Surroundings,
+        processes: Processes,
+        watcher: Watcher,
+        demands: Demands,
+    ) -> None:
+        stager = Stager(info, around, processes)
+        super().__init__(engine, info, around, processes, watcher, stager)
+        self._demands = demands
+
+    # --- plans ------------------------------------------------------------------------------------
+
+    def plan(self, call: CallState) -> None:
+        function = function_of(self, call)
+        call.demand = self._demands.find(self.info.backend, function, call.run.inputs)
+        if call.demand is not None:
+            self.events.planned(call)
+            return
+        self._waiting.append(Order(call, function, is_plan=True))
+        self._advance()
+
+    def _post_plan(self, order: Order) -> None:
+        call, function = order.call, order.function
+        if call.members:
+            call.demand = self._demands.find(self.info.backend, function, call.run.inputs)
+            if call.demand is not None:
+                self._planned(order)
+                return
+        order.behind = self._out[-1].call.id if self._out else 0
+        self._plans[call.id] = order
+        self._messages.append(Plan(call.id, function.identity, self.stager.wire(order)))
+
+    def _take_plan(self, reply: Planned) -> None:
+        order = self._plans.pop(reply.call, None)
+        if order is None:
+            return
+        call = order.call
+        inputs = call.run.inputs
+        self._demands.add(self.info.backend, order.function, inputs, reply.reads, reply.demand)
+        call.demand = reply.demand
+        if call.members:
+            self._planned(order)
+            self._advance()
+            self.flush()
+        else:
+            self.events.planned(call)
+
+    def _planned(self, order: Order) -> None:
+        """The demand of a batch is known: send it before the others."""
+        order.is_plan = False
+        self._waiting.appendleft(order)
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def _run_messages(self, order: Order, limit_s: float) -> Sequence[msgspec.Struct | Bytes]:
+        call, result = order.call, order.result
+        assert result is not None, "it is prepared"
+        run = Run(
+            call.id,
+            order.function.identity,
+            self.stager.wire(order),
+            result.offset_bytes,
+            result.size_bytes,
+            call.invocation.deadline_ns,
+            limit_s,
+            order.keep,
+        )
+        return (run,)
+
+    def _load_messages(self, order: Order) -> Sequence[msgspec.Struct | Bytes]:
+        return (load_message(order.function, self.around.arena.map),)
+
+    def _answered(self, reply: Reply) -> None:
+        if isinstance(reply, Planned):
+            self._take_plan(reply)
+            return
+        if isinstance(reply, Failed) and reply.call in self._plans:
+            order = self._plans.pop(reply.call)
+            self.events.failed(order.call, from_record(reply.error))
+            return
+        first = self._out[0] if self._out else None
+        if first is None or isinstance(reply, Ready) or reply.call != first.call.id:
+            self._lose(self._confused(first, reply))
+            return
+        now_ns = time.monotonic_ns()
+        if isinstance(reply, Begun):
+            first.begin(now_ns)
+            return
+        first.call.stages = reply.stages
+        if isinstance(reply, Failed):
+            error = from_record(reply.error)
+            if reply.fatal:
+                self._lose({first.call.id: error}, 0.0)
+                return
+            self._next(now_ns)
+            finish(self.events, first.call, None, error)
+            return
+        # The process is trusted, and has checked the outputs against the declaration.
+        try:
+            outputs = self._outputs(reply, first)
+        except Exception as error:
+            text = f"{self.info.name} put outputs of call {first.call.id} elsewhere: {error}"
+            self._lose({first.call.id: InternalError(text)})
+            return
+        self._next(now_ns)
+        finish(self.events, first.call, outputs, None)
+
+    def _outputs(self, reply: Done, sent: SentCall) -> InstanceSets:
+        """Read the outputs of a call."""
+        result = sent.result
+        assert result is not None, "it was sent with one"
+        return tuple([None if s is None else read_set(s, result) for s in reply.outputs])
+
+    def _confused(self, first: SentCall | None, reply: Reply) -> dict[int, DandelionError]:
+        if first is None:
+            return {}
+        text = f"{self.info.name} answered {type(reply).__name__}, not call {first.call.id}"
+        return {first.call.id: InternalError(text)}

@@ -1,0 +1,195 @@
+"""Compositions of a document become records: names resolve, nothing applies itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+import networkx as nx
+
+from dandelion.catalog import Catalog, CompositionRecord
+from dandelion.dataflow.excerpt import in_texts, with_excerpts
+from dandelion.dataflow.graph import Composition, CompositionModule, Declaration
+from dandelion.dataflow.language import parse
+from dandelion.dataflow.printer import print_module
+from dandelion.dataflow.validate import FunctionSignature, validate
+from dandelion.errors import Conflict, InvalidComposition, Problem, TooLarge
+from dandelion.function import FunctionSpec
+
+TEXT_LIMIT_BYTES = 128 * 1024
+"""Limit of one composition text: some thousands of applications, a second or two of parsing."""
+
+
+class CompositionChecks:
+    """Checks compositions against a catalogue and the platform.
+
+    Args:
+        catalog: the registered records.
+        platform: functions that the platform provides, by name.
+        offered: backends that are installed and not started, by the functions that they provide.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        platform: Mapping[str, FunctionSpec],
+        offered: Mapping[str, str],
+    ) -> None:
+        self._catalog = catalog
+        self._platform = platform
+        self._offered = offered
+
+    def records(
+        self, texts: Mapping[str, str], functions: Mapping[str, FunctionSpec]
+    ) -> list[CompositionRecord]:
+        """Check texts of compositions together.
+
+        Args:
+            texts: by the names that errors give them.
+            functions: registered with them.
+
+        Raises:
+            InvalidComposition: all problems of all texts.
+            TooLarge: a text is too long.
+        """
+        for name, text in texts.items():
+            if len(text) > TEXT_LIMIT_BYTES or len(text.encode()) > TEXT_LIMIT_BYTES:
+                raise TooLarge(name, len(text), TEXT_LIMIT_BYTES)
+        modules = [parse(text, name) for name, text in texts.items()]
+        module = CompositionModule(  # texts may share nested compositions: equal records count once
+            tuple(dict.fromkeys(d for m in modules for d in m.declarations)),
+            tuple(dict.fromkeys(c for m in modules for c in m.compositions)),
+        )
+        known = self._known(functions)
+        names = [*functions, *self._platform, *(r.name for r in self._catalog.records())]
+        problems = validate(module, known, names=names)
+        if not problems:
+            signatures = {
+                c.name: FunctionSignature(c.name, c.inputs, c.outputs) for c in module.compositions
+            }
+
+            def find(name: str) -> FunctionSignature | None:
+                return signatures.get(name) or known(name)
+
+            problems = [
+                *self._static_problems(module, functions),
+                *self._recursion_problems(module),
+            ]
+        if problems:
+            problems = [self._with_backend(problem) for problem in problems]
+            raise InvalidComposition(tuple(with_excerpts(problems, in_texts(texts))))
+        return [_record(module, c, find) for c in module.compositions]
+
+    def _with_backend(self, problem: Problem) -> Problem:
+        """Say which backend has a function that is unknown, if one has."""
+        if problem.code != "unknown-function":
+            return problem
+        for name, backend in self._offered.items():
+            if f"'{name}'" in problem.message:
+                message = f"'{name}' is a function of the backend '{backend}'"
+                message += ", which is not started here; add it to the node's setting 'backends'"
+                return msgspec.structs.replace(problem, message=message, nearest="")
+        return problem
+
+    def _known(
+        self, functions: Mapping[str, FunctionSpec]
+    ) -> Callable[[str], FunctionSignature | None]:
+        def known(name: str) -> FunctionSignature | None:
+            found = functions.get(name) or self.find(name)
+            return None if found is None else _signature_of(found)
+
+        return known
+
+    def find(self, name: str) -> FunctionSpec | CompositionRecord | None:
+        """Find what is registered, or of the platform."""
+        return self._platform.get(name) or self._catalog.find_callable(name)
+
+    def _static_problems(
+        self, module: CompositionModule, functions: Mapping[str, FunctionSpec]
+    ) -> Iterator[Problem]:
+        for composition in module.compositions:
+            for application in composition.applications:
+                callee = functions.get(application.function) or self.find(application.function)
+                static = callee.fixed if isinstance(callee, FunctionSpec) else ()
+                for binding in application.bindings:
+                    if binding.parameter in static:
+                        yield Problem(
+                            "static-set",
+                            f"set '{binding.parameter}' of function '{application.function}' is "
+                            "fixed at registration and cannot be bound",
+                            str(binding.place),
+                            binding.place.line,
+                            binding.place.column,
+                        )
+
+    def _recursion_problems(self, module: CompositionModule) -> Iterator[Problem]:
+        graph: nx.DiGraph[str] = nx.DiGraph()
+        for record in self._catalog.records():
+            if isinstance(record, CompositionRecord):
+                graph.add_edges_from((record.name, used) for used in record.uses)
+        for composition in module.compositions:
+            if composition.name in graph:
+                graph.remove_edges_from(list(graph.out_edges(composition.name)))
+            graph.add_edges_from((composition.name, a.function) for a in composition.applications)
+        for composition in module.compositions:
+            if composition.name in graph and (loop := _loop_through(graph, composition.name)):
+                yield Problem(
+                    "recursion",
+                    f"composition '{composition.name}' would apply itself: {' -> '.join(loop)}",
+                    str(composition.place),
+                    composition.place.line,
+                    composition.place.column,
+                )
+
+    def check_users(
+        self, functions: Mapping[str, FunctionSpec], compositions: list[CompositionRecord]
+    ) -> None:
+        """Refuse new versions whose sets no longer fit the compositions that use them.
+
+        Raises:
+            Conflict: a registered composition would break.
+        """
+        new: dict[str, FunctionSpec | CompositionRecord] = {**functions}
+        new.update({c.name: c for c in compositions})
+        replaced = {c.name for c in compositions}
+
+        def known(name: str) -> FunctionSignature | None:
+            found = new.get(name) or self.find(name)
+            return None if found is None else _signature_of(found)
+
+        for record in self._catalog.records():
+            if not isinstance(record, CompositionRecord) or record.name in replaced:
+                continue
+            if new.keys().isdisjoint(record.uses):
+                continue
+            problems = validate(parse(record.text, record.name), known)
+            if problems:
+                used = sorted(new.keys() & set(record.uses))
+                message = f"the new version of {', '.join(used)} breaks it; register both together"
+                raise Conflict("composition", record.name, f"{message}: {problems[0]}")
+
+
+def _signature_of(found: FunctionSpec | CompositionRecord) -> FunctionSignature:
+    """Return the names of the sets of a function or composition."""
+    if isinstance(found, FunctionSpec):
+        return FunctionSignature(found.name, found.input_names, found.output_names)
+    return FunctionSignature(found.name, found.inputs, found.outputs)
+
+
+def _record(
+    module: CompositionModule,
+    composition: Composition,
+    find: Callable[[str], FunctionSignature | None],
+) -> CompositionRecord:
+    uses = tuple(dict.fromkeys(a.function for a in composition.applications))
+    signatures = [s for s in map(find, uses) if s is not None]
+    declarations = tuple(Declaration(s.name, s.inputs, s.outputs) for s in signatures)
+    text = print_module(CompositionModule(declarations, (composition,)))
+    return CompositionRecord(composition.name, text, composition.inputs, composition.outputs, uses)
+
+
+def _loop_through(graph: nx.DiGraph[str], name: str) -> list[str]:
+    for successor in graph.successors(name):
+        if nx.has_path(graph, successor, name):
+            return [name, *nx.shortest_path(graph, successor, name)]
+    return []
