@@ -14,7 +14,8 @@ from dandelion.backends.gpu.plan_cache import PlanCache
 
 import dandelion.blueprint as bp
 from dandelion.blueprint.check import launches
-from dandelion.blueprint.uses import has_choices, is_written_first, written_buffers
+from dandelion.blueprint.records import contains
+from dandelion.blueprint.uses import is_written_first, written_buffers
 from dandelion.documents import gpu_function
 from dandelion.errors import InvalidBlueprint, InvalidInput
 from dandelion.node import Node, Settings
@@ -184,7 +185,7 @@ def test_text_and_records() -> None:
         with pytest.raises(InvalidInput):
             bp.print_blueprint(config, spelling)
     assert launches(config.blueprint.control_flow) == 1, "one of the cases runs"
-    assert has_choices((bp.Repeat(bp.Absolute(2), config.blueprint.control_flow),))
+    assert contains((bp.Repeat(bp.Absolute(2), config.blueprint.control_flow),), bp.Choose)
     assert written_buffers(config) == {"t1", "t4", "t6", "y", "x"}, "x is padded with zeros"
     assert is_written_first("y", config)
     assert not is_written_first("t4", config), "other cases do not write it"
