@@ -26,7 +26,7 @@ from itertools import groupby
 from dandelion.errors import DeviceFault, DeviceFull, InvalidBlueprint, InvalidFunction
 
 from .device import Device, Handle
-from .drafts import CandidateGroup, Choices, walked
+from .draft_records import CandidateGroup, Choices, walked
 from .pacing import Pacer, StepTimes
 from .plan import Plan
 from .sections import Round, Section, sections_of

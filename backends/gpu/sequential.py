@@ -44,7 +44,7 @@ from dandelion.memory import ArenaMap
 from .candidates import Attempt, Chooser
 from .constants import LEAST_BYTES, UNIT_BYTES, DeviceConstants, ResidentConstants, WeightsLimit
 from .device import Device
-from .drafts import Choices
+from .draft_records import Choices
 from .known_calls import KNOWN_CALLS, KnownCall
 from .layout import aligned
 from .modules import Modules, Ready
