@@ -21,7 +21,7 @@ from typing import TypeAlias
 from dandelion.blueprint.operation_calls import ConvolutionCall, OperationCall, operand_calls
 from dandelion.errors import DeviceFault
 
-from .calls import LibrarySite
+from .calls import LibrarySite, Trials
 from .cudalike_library import PreparedOperation
 from .lowering import Library
 
@@ -165,10 +165,10 @@ class TimedLibrary(Library):
         trials = self._site.trials
         known = trials.known(key)
         if known is not None:
-            ways = _ready(shape, only=known)
+            ways = _ready(shape, trials, only=known)
             if ways:
                 return ways[known]
-        ways = _ready(shape)
+        ways = _ready(shape, trials)
         if not ways:
             return None
         parts = dict(operand_calls(call))
@@ -206,10 +206,10 @@ class TimedLibrary(Library):
         self._close()
 
 
-def _ready(shape: LibraryShape, only: int | None = None) -> dict[int, LibraryWay]:
+def _ready(shape: LibraryShape, trials: Trials, only: int | None = None) -> dict[int, LibraryWay]:
     """Make the ways ready that work, by their number; or one alone."""
     ways: dict[int, LibraryWay] = {}
-    began = time.monotonic()
+    until = time.monotonic() + min(PLANNING_S, trials.left_s())
     with contextlib.suppress(DeviceFault):  # those that were proposed before are as good
         for number, make in shape.ways():
             way = make() if only in (None, number) else None
@@ -217,7 +217,7 @@ def _ready(shape: LibraryShape, only: int | None = None) -> dict[int, LibraryWay
                 ways[number] = way
             if number == only or len(ways) == MOST_WAYS:
                 break
-            if ways and time.monotonic() - began > PLANNING_S:
+            if ways and time.monotonic() > until:
                 break
     return ways
 

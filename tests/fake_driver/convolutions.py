@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,23 @@ def without_room_for_trials_the_first_engine_is_taken(fake: Fake) -> None:
         _case().check(runner)
         assert fake.convolutions.fake_dnn_engine() == SLOW
         assert not list(Path(folder).glob("*.measured")), "nothing was measured"
+        runner.close()
+    fake.nothing_left()
+
+
+def without_time_for_trials_the_first_engine_is_taken(fake: Fake) -> None:
+    """Measuring takes no more than half of a call's time."""
+    with tempfile.TemporaryDirectory() as folder:
+        runner = Runner(fake, cache=CodeCache(Path(folder)))
+        device: Any = runner.engine.device
+        device.trials_until = time.monotonic()
+        case = _case(followed=False)
+        assert device.lowering().library.workspace_bytes(case.operation()) is not None
+        assert not fake.convolutions.fake_dnn_launched(), "it was not timed"
+        case.check(runner)
+        assert fake.convolutions.fake_dnn_engine() == SLOW
+        assert not list(Path(folder).glob("*.measured"))
+        assert 25 < device.trials_until - time.monotonic() <= 30, "half of the limit of that call"
         runner.close()
     fake.nothing_left()
 
