@@ -10,18 +10,23 @@ enforce the protection of mapped memory.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any, ClassVar
 
-from dandelion.blueprint.operation_calls import GemmCall
+from dandelion.blueprint.operation_calls import ConvolutionCall, GemmCall
 from dandelion.driver import Driver
 from dandelion.errors import BackendUnavailable
 
 from .gpu.calls import Attributes, Calls, Compiler, LibrarySite
 from .gpu.cublaslt import WORKSPACE_BYTES, CublasLt
+from .gpu.cublaslt_binding import Binding
 from .gpu.cudalike import CudaLikeDevice
 from .gpu.cudalike_driver import CudaLikeDriver
 from .gpu.device import Protection
 from .gpu.hipblaslt_binding import load as load_hipblaslt
+from .gpu.lowering import Library
+from .gpu.miopen import Miopen
+from .gpu.miopen_binding import load as load_miopen
 from .gpu.source import CodeFormat
 
 _REMEDY = "pip install 'dandelion-engine[hip]', and ROCm"
@@ -198,13 +203,20 @@ def _calls(hip: Any, types: Any) -> Calls:
         wait=hip.hipEventSynchronize,
         destroy_event=hip.hipEventDestroy,
         compiler=_compiler(),
-        libraries={GemmCall: _library},
+        libraries={
+            GemmCall: lambda site: _library(site, load_hipblaslt, CublasLt),
+            ConvolutionCall: lambda site: _library(site, load_miopen, Miopen),
+        },
     )
 
 
-def _library(site: LibrarySite) -> CublasLt | None:
-    binding = load_hipblaslt()
-    return None if binding is None else CublasLt(binding, site)
+def _library(
+    site: LibrarySite,
+    load: Callable[[], Binding | None],
+    make: Callable[[Binding, LibrarySite], Library],
+) -> Library | None:
+    binding = load()
+    return None if binding is None else make(binding, site)
 
 
 def _compiler() -> Compiler:

@@ -419,7 +419,8 @@ class OpenClDevice(Device):
         # set_arg tries one type after the other, 5 us for bytes; this is the one for bytes
         set_bytes = getattr(kernel, "_set_arg_buf", kernel.set_arg)
         values: list[Any] = [
-            self._pointer(a, constants) if isinstance(a, Pointer) else a for a in launch.args
+            self._pointer(symbol, index, a, constants) if isinstance(a, Pointer) else a
+            for index, a in enumerate(launch.args)
         ]
         if kernel.num_args == len(values) + 1:
             values.append(cl.LocalMemory(max(launch.shared_bytes, 1)))
@@ -436,14 +437,23 @@ class OpenClDevice(Device):
                 ) from None
         return setters
 
-    def _pointer(self, argument: Pointer, constants: Handle | None) -> Any:
+    def _pointer(self, symbol: str, index: int, argument: Pointer, constants: Handle | None) -> Any:
         start = argument.offset_bytes
         size = max(argument.size_bytes, 1)
         if argument.constant:
             return self._cl.SVM(_range(constants).array[start : start + size])
         if self._shared:
             return self._cl.SVM(self._pool[start : start + size])
-        return self._pool.get_sub_region(start, size)
+        unit = max(self._device.mem_base_addr_align // 8, 1)  # it is a number of bits
+        if start % unit:
+            beyond = (
+                f"argument {index} begins {start % unit} bytes behind a multiple of {unit}, but "
+                "this device has no shared memory and takes only such places: pass the buffer "
+                "and the offset as a number"
+            )
+            raise _unfit(symbol, "alignment", beyond)
+        with self._operation("argument"):
+            return self._pool.get_sub_region(start, size)
 
     def _prepare_zero(self, step: Zero) -> Handle:
         return Handle(step)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dandelion.backends.gpu.checker import GpuChecker
 from dandelion.backends.gpu.device import Handle
 from dandelion.backends.gpu.host import HostDevice
 from dandelion.backends.gpu.plan import Launch, Plan, Pointer, plan
@@ -14,9 +15,12 @@ from dandelion.backends.gpu.plan_cache import PlanCache
 
 import dandelion.blueprint as bp
 from dandelion.blueprint.check import launches
-from dandelion.blueprint.uses import has_choices, is_written_first, written_buffers
+from dandelion.blueprint.records import contains
+from dandelion.blueprint.uses import is_written_first, written_buffers
+from dandelion.data import SetSpec
 from dandelion.documents import gpu_function
 from dandelion.errors import InvalidBlueprint, InvalidInput
+from dandelion.function import Batching, CodeObject, Function, FunctionSpec, digest_of
 from dandelion.node import Node, Settings
 from tests.test_gpu_engine import KERNELS, MODULES, POOL_BYTES, Runner, first, function, one
 
@@ -107,6 +111,43 @@ def test_padding_behind_a_copy_is_zero() -> None:
     assert len({slots[name].offset_bytes for name in ("x", "y", "s", "t")}) == 4
 
 
+@pytest.mark.parametrize("writer", ["launch", "product", "copy", "zero"])
+def test_padding_behind_a_result_is_zero(writer: str) -> None:
+    """What was written before the choice did not know of it, so it may not lie on other data."""
+    b = bp.Blueprint(["x"], outputs=["y"], modules=["k.c"])
+    b.kernel("k", access=["read", "write"])
+    y, s, t = b.buffer("y", 4), b.buffer("s", 512, temporary=True), b.buffer("t", 256)
+    b.launch("k", [b.x, s])
+    b.launch("k", [s, y])
+    if writer == "launch":
+        b.launch("k", [b.x, t])
+    elif writer == "product":
+        b.gemm(b.x, b.x, t, m=8, n=8, k=8)
+    elif writer == "copy":
+        b.copy(t, b.x)
+    else:
+        b.zero(t)
+    with b.choose(bp.sizeof(b.x)) as choice, choice.case(512, {t: 512}):
+        b.launch("k", [t, y])
+    slots = plan(b.build(), {"x": 256}, lambda name, index: 0).slots
+    apart = abs(slots["s"].offset_bytes - slots["t"].offset_bytes) >= 512
+    assert apart is (writer != "zero"), "all of its memory is zeroed"
+
+
+def test_a_result_within_a_case_fills_its_padding() -> None:
+    """Its kernels were made for so many rows, so it needs no zeros."""
+    b = bp.Blueprint(["x"], outputs=["y"], modules=["k.c"])
+    b.kernel("k", access=["read", "write"])
+    y, s, t = b.buffer("y", 4), b.buffer("s", 512, temporary=True), b.buffer("t", 256)
+    b.launch("k", [b.x, s])
+    b.launch("k", [s, y])
+    with b.choose(bp.sizeof(b.x)) as choice, choice.case(512, {t: 512}):
+        b.launch("k", [b.x, t])
+        b.launch("k", [t, y])
+    slots = plan(b.build(), {"x": 256}, lambda name, index: 0).slots
+    assert slots["s"].offset_bytes == slots["t"].offset_bytes
+
+
 def test_memory_of_a_buffer_is_never_less_than_its_data() -> None:
     b = bp.Blueprint(["x"], outputs=["x"], modules=["k.c"])
     with b.choose(bp.sizeof(b.x)) as choice, choice.case(100, {b.x: 50}):
@@ -184,7 +225,7 @@ def test_text_and_records() -> None:
         with pytest.raises(InvalidInput):
             bp.print_blueprint(config, spelling)
     assert launches(config.blueprint.control_flow) == 1, "one of the cases runs"
-    assert has_choices((bp.Repeat(bp.Absolute(2), config.blueprint.control_flow),))
+    assert contains((bp.Repeat(bp.Absolute(2), config.blueprint.control_flow),), bp.Choose)
     assert written_buffers(config) == {"t1", "t4", "t6", "y", "x"}, "x is padded with zeros"
     assert is_written_first("y", config)
     assert not is_written_first("t4", config), "other cases do not write it"
@@ -235,6 +276,56 @@ def test_choices_are_bounded_like_repeats() -> None:
     body = {"inputs": [], "buffers": {}, "outputs": [], "control_flow": actions}
     with pytest.raises(InvalidBlueprint, match="nested"):
         bp.parse_blueprint(json.dumps({"modules": {}, "kernels": {}, "blueprint": body}))
+
+
+def _registered(
+    batching: Batching, b: bp.Blueprint | None = None, x: str = "x: float32[?, 3]"
+) -> list[tuple[str, str]]:
+    """Check a function as a node does at registration; gives codes and places of problems."""
+    made = built() if b is None else b
+    main = made.json().encode()
+    files = {"k.c": KERNEL.encode()}
+    code = CodeObject("blueprint", digest_of(main), {n: digest_of(d) for n, d in files.items()})
+    kind, _, shape = x.partition(" ")[2].partition("[")
+    declared = (kind, (-1, *map(int, shape.rstrip("]").split(", ")[1:]))) if kind else (None, None)
+    spec = FunctionSpec(
+        "F", (SetSpec("x", *declared),), (SetSpec("y"),), {}, (code,), batching=batching
+    )
+    try:
+        GpuChecker().check([Function(spec, code, main, files)])
+    except InvalidBlueprint as error:
+        return [(problem.code, problem.where) for problem in error.problems]
+    return []
+
+
+SIZES = "blueprint.control_flow[0].sizes[0]"
+
+
+@pytest.mark.parametrize(
+    ("batching", "expected"),
+    [
+        (Batching(("x",), rows=6), []),
+        (Batching(("x",), rows=1), []),
+        (Batching(("x",), rows=7), [("batching", SIZES)]),
+        (Batching(("x",)), [("batching", SIZES)]),
+    ],
+)
+def test_a_batch_must_fit_the_last_case(batching: Batching, expected: list[object]) -> None:
+    assert _registered(batching) == expected
+    assert _registered(batching, built(1, 4, 6, 100)) == ([] if batching.rows else expected)
+
+
+def test_choices_of_batches_are_found_wherever_they_are() -> None:
+    b = bp.Blueprint(["x"], outputs=["y"], modules=["k.c"])
+    b.kernel("sums", access=["read", "write", "write", "value"])
+    y = b.buffer("y", like="x")
+    with b.repeat(2), b.choose(bp.sizeof(y), 8) as choice, choice.case(24):
+        b.zero(y)
+    inside = "blueprint.control_flow[0].actions[0].sizes[0]"
+    assert _registered(Batching(("x",), rows=3), b) == [("batching", inside)]
+    assert _registered(Batching(("x",), rows=2), b) == []
+    assert _registered(Batching(("x",), rows=7), b, "x: float16[?, 2]") == [("batching", inside)]
+    assert _registered(Batching(("x",), rows=6), b, "x: float16[?, 2]") == []
 
 
 def test_what_lies_behind_an_input_is_zero_in_every_call() -> None:

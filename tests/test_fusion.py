@@ -29,11 +29,13 @@ def gpu(
     typed: str = "",
     chooses: bool = False,
     absent: str = "",
+    loops: str = "",
     **fields: object,
 ) -> tuple[FunctionSpec, Loaded | None]:
     """Describe a function; sets in `typed` are float32, and a size is read from `reads`.
 
-    Outputs in `absent`, as ``output:buffer``, are absent if a word is zero.
+    Outputs in `absent`, as ``output:buffer``, are absent if a word is zero. `loops` are around its
+    launch, the innermost first: a number, or ``word:number``.
     """
     types = dict.fromkeys(typed.split(), ("float32", (-1,)))
     size: bp.Size = bp.FromInput(reads, 0) if reads else bp.Absolute(8)
@@ -42,6 +44,10 @@ def gpu(
     flow: tuple[bp.Action, ...] = (bp.ExecKernel("k", args, bp.LaunchConfig()),)
     if chooses:
         flow = (bp.Choose((bp.Absolute(1),), (bp.Case(1, flow),)),)
+    for loop in loops.split():
+        word, _, times = loop.rpartition(":")
+        most = bp.Absolute(int(times))
+        flow = (bp.RepeatWhile(most, word, flow) if word else bp.Repeat(most, flow),)
     body = bp.ExecutionBlueprint(
         tuple(inputs.split()), (), dict.fromkeys(made, size), tuple(made), flow,
         present_if=dict(pair.split(":") for pair in absent.split()),  # type: ignore[misc]  # pairs
@@ -181,6 +187,26 @@ GOING = [
 )
 def test_loops_with_a_condition(body: str, expected: list[str]) -> None:
     assert groups(f"composition T(in) => (out) {{ {body} }}", *GOING) == expected
+
+
+@pytest.mark.parametrize(
+    ("loops", "expected"),
+    [
+        ("4000", ["A+N"]),
+        ("5000", []),
+        ("y:60000", ["A+N"]),
+        ("y:70000", []),
+        ("y:500 100", ["A+N"]),
+        ("500 y:100", ["A+N"]),
+        ("5000 y:2", []),  # one iteration is too long
+        ("y:2 5000", []),
+        ("y:1000 100", []),
+    ],
+)
+def test_conditions_count_wherever_they_are(loops: str, expected: list[str]) -> None:
+    body = "A(x = all in) => (a = y); N(x = all a) => (out = y);"
+    text = f"composition T(in) => (out) {{ {body} }}"
+    assert groups(text, gpu("N", loops=loops)) == expected
 
 
 @pytest.mark.parametrize(("until", "ends"), [("until u", True), ("until y", False), ("", False)])

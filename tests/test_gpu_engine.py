@@ -204,6 +204,38 @@ def first(outputs: InstanceSets) -> ItemSet:
 # --- whole calls ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_pointer_to_any_place(shared: bool) -> None:
+    """Without shared memory OpenCL takes only some places; others are refused with their reason."""
+    try:
+        runner = Runner(OpenClDevice(shared=shared))
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+
+    def from_place(offset: int) -> Function:
+        b = bp.Blueprint(inputs=["x"], outputs=["y"], modules={"k": ["k.c"]})
+        y = b.buffer("y", 4)
+        b.launch("take", [bp.part(b.x, offset), y])
+        source = '#include "dandelion.h"\nKERNEL void take(GLOBAL const i32 *x, GLOBAL i32 *y)'
+        return function(b, ("y",), {"k.c": f"{source} {{ y[0] = x[0]; }}".encode()})
+
+    x = np.arange(200, dtype=np.int32)
+    for offset in (0, 4, 512, 516, 0):
+        if shared or offset % 512 == 0:
+            made = runner.run(from_place(offset), one("x", x))
+            assert first(made).numpy(np.int32) == [offset // 4]
+            del made
+            continue
+        with pytest.raises(InvalidBlueprint) as caught:
+            runner.run(from_place(offset), one("x", x))
+        (problem,) = caught.value.problems
+        assert (problem.code, problem.where) == ("alignment", "kernels.take")
+        assert "argument 0 begins 4 bytes behind" in problem.message
+        runner.engine.clean_up()
+    runner.engine.close()
+    assert runner.domain.alive == []
+
+
 def test_the_listing_of_the_thesis(runner: Runner) -> None:
     a = np.random.default_rng(0).integers(-1000, 1000, (128, 128))
     cfg = np.array([4], dtype=np.int64)

@@ -15,10 +15,14 @@ from tests.fake_driver import build
 from tests.fake_driver.names import scenario_names
 from tests.fake_driver.worker import Worker, working
 
+OF_CUDNN = {
+    "what_the_library_does_not_fuse_is_done_after_it",
+    "cudnn_is_not_loaded_without_what_it_needs",
+}
 NAMES = [
     *scenario_names(),
     *scenario_names("loops.py"),
-    "small_convolutions_are_right",
+    *(name for name in scenario_names("convolutions.py") if name not in OF_CUDNN),
     *("products_are_right_in_each_type", "products_are_computed_as_they_say"),
     *("layouts_are_right", "epilogues_are_right", "what_the_library_lacks_is_done_after_it"),
     *("branches_do_not_share_a_workspace", "without_a_library_templates_do_it"),

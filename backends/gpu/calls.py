@@ -77,6 +77,10 @@ class Trials(Protocol):
     A key is a text with all that the answer depends on, beside the device.
     """
 
+    def left_s(self) -> float:
+        """Seconds that measuring may still take for the call that is planned."""
+        ...
+
     def known(self, key: str) -> int | None:
         """Give the number of the fastest way, if that was measured before."""
         ...

@@ -1,16 +1,20 @@
 """Which alternatives of a blueprint's candidates are the fastest on this device.
 
 A blueprint may offer several lists of actions that do the same. When sizes of inputs are first
-seen, before the call itself, its plan is run with the first alternative of all candidates, then
-with the second, and so on, with the inputs of the call, each a few times and step by step. The time
-of each candidates' steps is taken, in all iterations of loops around them, which end where their
-words say as in a call, and the fastest
+seen, the call takes the first alternatives that can be loaded here. So it is known how long a call
+takes, and a later call measures if its time limit allows that: before the call itself, its plan is
+run with the first alternative of all candidates, then with the second, and so on, with the inputs
+of the call, each a few times and step by step. The time of each candidates' steps is taken, in all
+iterations of loops around them, which end where their words say as in a call, and the fastest
 alternative of each is kept with the device, by the function's content and all that its plan depends
 on. So later engines, of other processes too, do not measure it again.
 
-An alternative that cannot be loaded or launched here is not chosen; if that is so for the first
-one, another one is the default. What a call needs is planned with the first alternatives, so others
-are only chosen if the whole plan takes no more memory than the pool has.
+Rejected: measuring in the first call. How long a run takes is not known then, and a single kernel
+cannot be stopped: a call that would end just before its limit would be late.
+
+An alternative that cannot be loaded or launched here is not chosen. What a call needs is planned
+with the first alternatives, so others are only chosen if the whole plan takes no more memory than
+the pool has.
 """
 
 from __future__ import annotations
@@ -19,14 +23,15 @@ import json
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
+from typing import TypeAlias
 
 from dandelion.errors import DeviceFault, DeviceFull, InvalidBlueprint, InvalidFunction
 
 from .device import Device, Handle
-from .drafts import CandidateGroup, Choices, walked
+from .draft_records import CandidateGroup, Choices, walked
 from .pacing import Pacer, StepTimes
 from .plan import Plan
 from .sections import Round, Section, sections_of
@@ -37,6 +42,8 @@ LIMIT_S = 2.0
 """After so long no further alternative is tried."""
 MOST_STEPS = 20_000
 """Longer plans are not measured."""
+
+_Failure: TypeAlias = InvalidFunction | InvalidBlueprint | DeviceFault | DeviceFull
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +67,37 @@ class Attempt:
     end: Callable[[], None]
 
 
+@dataclass(slots=True)
+class _State:
+    """What is known of the candidates of one plan.
+
+    Attributes:
+        choices: that calls take; None if others must be found.
+        is_open: nothing was measured yet.
+        count: of the alternatives.
+        run_s: the least time that a call took, once there was one.
+        failed: numbers of the alternatives that could not be launched.
+    """
+
+    choices: Choices | None
+    is_open: bool
+    count: int
+    run_s: float = math.inf
+    failed: set[int] = field(default_factory=set)
+
+
 class Chooser:
     """Remembers what was chosen; used by the thread of its engine.
 
     Args:
         device: of the engine.
-        capacity: how many calls are remembered.
+        capacity: how many plans are remembered.
     """
 
     def __init__(self, device: Device, capacity: int = 1024) -> None:
         self._device = device
         self._capacity = capacity
-        self._chosen: OrderedDict[str, Choices] = OrderedDict()
+        self._states: OrderedDict[str, _State] = OrderedDict()
 
     def choices(
         self,
@@ -81,14 +107,98 @@ class Chooser:
         check: Callable[[], None],
         left_s: float,
     ) -> Choices:
-        """Choose alternatives, or remember; see `measured`."""
-        found = self._chosen.get(key)
-        if found is None:
-            found = measured(self._device, plan, key, attempt, check, left_s)
-            self._chosen[key] = found
-            if len(self._chosen) > self._capacity:
-                self._chosen.popitem(last=False)
-        return found
+        """Choose alternatives, or remember.
+
+        Args:
+            plan: with the first alternatives.
+            key: text of all that the choice depends on, beside the device.
+            attempt: makes a plan ready to run.
+            check: called before each part of a run; raises if the call must end.
+            left_s: until the call must end.
+
+        Raises:
+            InvalidFunction, InvalidBlueprint, DeviceFault, DeviceFull: no alternative can be
+                loaded.
+        """
+        state = self._states.get(key)
+        if state is None:
+            kept = _read(self._device.measurements.get(key), plan.groups)
+            count = max(group.count for group in plan.groups)
+            is_open = kept is None and count > 1 and plan.launches <= MOST_STEPS
+            state = self._states[key] = _State(kept, is_open, count)
+            if len(self._states) > self._capacity:
+                self._states.popitem(last=False)
+        if state.choices is None:
+            state.choices = _first(self._device, plan, attempt, state.failed)
+        if state.is_open and self.has_time(key, left_s):
+            found = measured(self._device, plan, key, attempt, check, left_s, state.run_s)
+            state.choices, state.is_open = {**state.choices, **found}, False
+        return state.choices
+
+    def is_open(self, key: str) -> bool:
+        """Tell whether a later call is to measure."""
+        state = self._states.get(key)
+        return state is not None and state.is_open
+
+    def has_time(self, key: str, left_s: float) -> bool:
+        """Tell whether a call with so much time can measure at least two alternatives."""
+        state = self._states.get(key)
+        return state is not None and 2 * state.run_s <= _budget_s(left_s)
+
+    def ran(self, key: str, took_s: float) -> None:
+        """Note how long a call took."""
+        state = self._states.get(key)
+        if state is not None:
+            state.run_s = min(state.run_s, took_s)
+
+    def failed(self, key: str) -> bool:
+        """Note that a call could not be launched.
+
+        Returns:
+            Whether later calls take other alternatives: so far nothing but the order chose.
+        """
+        state = self._states.get(key)
+        if state is None or state.choices is None or math.isfinite(state.run_s):
+            return False
+        if not state.is_open:
+            return False
+        state.failed.add(max(state.choices.values()))
+        state.choices = None
+        return len(state.failed) < state.count
+
+
+def _budget_s(left_s: float) -> float:
+    """Seconds that measuring may take in a call with so much time; the other half is the call's."""
+    return min(LIMIT_S, left_s / 2)
+
+
+def _numbered(plan: Plan, number: int) -> Choices:
+    """Choose the alternative of a number, or the last one, of all candidates."""
+    return {group.where: min(number, group.count - 1) for group in plan.groups}
+
+
+def _first(
+    device: Device, plan: Plan, attempt: Callable[[Choices], Attempt], failed: Container[int]
+) -> Choices:
+    """Give the first alternatives that can be loaded."""
+    failure: _Failure | None = None
+    for number in range(max(group.count for group in plan.groups)):
+        if number in failed:
+            continue
+        choices = _numbered(plan, number)
+        try:
+            attempt(choices)
+        except (InvalidFunction, InvalidBlueprint, DeviceFault, DeviceFull) as error:
+            if device.fault() is not None:
+                raise
+            failure = failure or error
+        else:
+            return choices
+    raise failure or DeviceFault(device.name, "launch", "no alternative can be launched")
+
+
+class _TooLong(Exception):
+    """The time for measuring is over. Whatever runs then takes longer than the first one did."""
 
 
 def measured(
@@ -97,52 +207,47 @@ def measured(
     key: str,
     attempt: Callable[[Choices], Attempt],
     check: Callable[[], None],
-    left_s: float = math.inf,
+    left_s: float,
+    run_s: float,
 ) -> Choices:
-    """Choose alternatives.
+    """Measure alternatives; gives the fastest of each candidates of which one could be run.
 
     Args:
         device: where.
         plan: with the first alternatives.
-        key: text of all that the choice depends on, beside the device.
+        key: see `Chooser.choices`, as for the others.
         attempt: makes a plan ready to run.
         check: called before each part of a run; raises if the call must end.
-        left_s: until the call must end; at most half of it is taken, if one run is shorter.
-
-    Raises:
-        InvalidFunction, InvalidBlueprint: no alternative can be loaded.
+        left_s: until the call must end.
+        run_s: that a call took.
     """
-    kept = _read(device.measurements.get(key), plan.groups)
-    if kept is not None:
-        return kept
     times: dict[str, dict[int, float]] = {group.where: {} for group in plan.groups}
-    failure: InvalidFunction | InvalidBlueprint | DeviceFault | DeviceFull | None = None
-    until = time.monotonic() + min(LIMIT_S, left_s / 2)
-    run_s, is_cut = 0.0, False
-    default: dict[str, int] = {}
-    most = max(group.count for group in plan.groups)
-    for number in range(most):
-        if default and (plan.launches > MOST_STEPS or time.monotonic() + run_s > until):
+    budget_s = _budget_s(left_s)
+    until = time.monotonic() + budget_s
+    is_cut = False
+
+    def check_time() -> None:
+        check()
+        if time.monotonic() > until:
+            raise _TooLong
+
+    for number in range(max(group.count for group in plan.groups)):
+        if number and time.monotonic() + run_s > until:
             is_cut = True
             break
-        choices = {g.where: min(number, g.count - 1) for g in plan.groups}
         try:
-            made = attempt(choices)
-            default = default or choices
-            if plan.launches <= MOST_STEPS and most > 1:
-                run_s = _run(device, made, number, times, check, until)
-        except (InvalidFunction, InvalidBlueprint, DeviceFault, DeviceFull) as error:
+            made = attempt(_numbered(plan, number))
+            run_s = _run(device, made, number, times, check_time, until)
+        except _TooLong:
+            is_cut = True
+            break
+        except (InvalidFunction, InvalidBlueprint, DeviceFault, DeviceFull):
             if device.fault() is not None:
                 raise
-            failure = failure or error
-    if not default:
-        assert failure is not None, "nothing was tried"
-        raise failure
     best = {w: min(found, key=found.__getitem__) for w, found in times.items() if found}
-    chosen = {**default, **best}
-    if not is_cut or left_s / 2 >= LIMIT_S:  # else a call with more time may do it
-        device.measurements.put(key, json.dumps(chosen).encode())
-    return chosen
+    if len(best) == len(times) and (not is_cut or budget_s >= LIMIT_S):
+        device.measurements.put(key, json.dumps(best).encode())
+    return best  # else a call with more time, of another engine, may do it
 
 
 def _run(

@@ -10,6 +10,7 @@ from dandelion.driver import Checker
 from dandelion.errors import InvalidBlueprint
 from dandelion.function import Function
 
+from .batch_limits import batch_problems
 from .calls import Compiler
 from .launch_sizes import misfits
 from .program import make_program
@@ -39,6 +40,9 @@ def _check(function: Function) -> None:
     program = make_program(function)
     for code in sources(program.config, function.files):
         checked_source(code)
-    problems = misfits(program.config, function.files)
+    problems = [
+        *misfits(program.config, function.files),
+        *batch_problems(function.spec, program.config),
+    ]
     if problems:
         raise InvalidBlueprint(tuple(problems))

@@ -156,8 +156,9 @@ class CudaLikeDevice(Device):
             kind = f"{self.backend} {self._do('open', calls.device_name(self._ordinal))}"
             self.measurements = Measurements(kind, self._cache)
             trials = DeviceTrials(
-                self.measurements, calls, self._stream, self._captures, self._do, self._undo
-            )
+                self.measurements, calls, self._stream, self._captures, self._do, self._undo,
+                lambda: self.trials_until,
+            )  # fmt: skip
             self._library = libraries(calls, LibrarySite(self.name, self._stream, trials))
         except (DeviceFault, DeviceFull) as error:
             self.close()

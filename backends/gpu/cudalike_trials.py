@@ -5,7 +5,8 @@ launched on memory of its own, which is zeroed, then some times within a graph, 
 come. So a way that cannot be captured is not chosen. The answer is kept beside compiled code, under
 the digest of all that it depends on, so it is measured once for a device, not once for a process.
 
-Without room for the memory, or if nothing can be launched, the first way is taken and nothing kept.
+Without room for the memory, or time, or if nothing can be launched, the first way is taken and
+nothing kept. A call whose operations are measured gives half of its time to all of them.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class DeviceTrials:
         captures: on it.
         do: gives the result of a call, or raises.
         undo: calls, and once more if it failed.
+        until: gives the time, of `time.monotonic`, until which may be measured.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class DeviceTrials:
         captures: GraphCapture,
         do: Do,
         undo: Callable[..., None],
+        until: Callable[[], float],
     ) -> None:
         self._measurements = measurements
         self._calls = calls
@@ -59,6 +62,11 @@ class DeviceTrials:
         self._captures = captures
         self._do = do
         self._undo = undo
+        self._until = until
+
+    def left_s(self) -> float:
+        """Seconds that measuring may still take; see `Trials`."""
+        return self._until() - time.monotonic()
 
     def known(self, key: str) -> int | None:
         """Give the number of the fastest way, if it was measured before; see `Trials`."""
@@ -68,6 +76,8 @@ class DeviceTrials:
     def fastest(self, key: str, sizes: Sequence[int], ways: Mapping[int, Way]) -> int:
         """Measure which way is the fastest; see `Trials`."""
         first = next(iter(ways))
+        if self.left_s() <= 0:
+            return first
         if len(ways) > 1:
             with self._room(sizes) as addresses:
                 times = self._times(ways, addresses) if addresses else {}
@@ -100,9 +110,9 @@ class DeviceTrials:
     def _times(self, ways: Mapping[int, Way], addresses: Sequence[int]) -> dict[int, float]:
         """Seconds of each way that works, by its number."""
         found: dict[int, float] = {}
-        began = time.perf_counter()
+        until = time.monotonic() + min(LIMIT_S, self.left_s())
         for number, way in ways.items():
-            if found and time.perf_counter() - began > LIMIT_S:
+            if found and time.monotonic() > until:
                 break
             with contextlib.suppress(DeviceFault, DeviceFull):
                 found[number] = self._time(lambda way=way: way(addresses))  # type: ignore[misc]  # a bound default

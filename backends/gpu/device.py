@@ -25,6 +25,7 @@ work       `launch`, `capture`, `replay`, `discard`, `mark`, `wait`, `synchroniz
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, NewType
 
@@ -53,6 +54,7 @@ class Device(abc.ABC):
         name: for errors and metrics, ``backend:resource``.
         abilities: what it can do.
         measurements: made on devices of its kind.
+        trials_until: the time, of `time.monotonic`, until which operations may be measured.
     """
 
     backend: ClassVar[str]
@@ -61,6 +63,7 @@ class Device(abc.ABC):
     abilities: Abilities
     pool_bytes: int = 0
     measurements: Measurements = Measurements()
+    trials_until: float = math.inf
 
     # life
 

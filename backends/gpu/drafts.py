@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Mapping
+from dataclasses import replace
 
 from dandelion.blueprint import (
     Absolute,
@@ -44,115 +43,21 @@ from dandelion.blueprint.records import (
 )
 from dandelion.errors import DandelionError, InvalidInput
 
-from .lowering import LibraryStep, Lowering, accesses
+from .draft_records import (
+    CandidateGroup,
+    Choices,
+    CopyDraft,
+    Draft,
+    LaunchDraft,
+    Loop,
+    OperationDraft,
+    PlaceDraft,
+    Program,
+    ZeroDraft,
+)
+from .lowering import Lowering, accesses
 from .sizes import Sizes
 from .templates import TemplateLaunch
-
-
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """Do a part of the program `times` times.
-
-    Attributes:
-        times: how often, or at most.
-        program: which part.
-        word: the buffer that begins with the word that must not be zero for a further iteration;
-            empty if there is none.
-    """
-
-    times: int
-    program: Program
-    word: str = ""
-
-
-Program: TypeAlias = tuple["int | Loop", ...]
-"""Indices of steps, in order, with loops."""
-
-
-def walked(program: Program) -> Iterator[int]:
-    """Give the index of each step in the order of execution, loops unrolled."""
-    for step in program:
-        if isinstance(step, Loop):
-            for _ in range(step.times):
-                yield from walked(step.program)
-        else:
-            yield step
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceDraft:
-    """A place in a buffer, by the buffer's name."""
-
-    buffer: str
-    offset_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchDraft:
-    """A launch."""
-
-    kernel: str
-    args: tuple[PlaceDraft | bytes, ...]
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared_bytes: int
-    access: Mapping[str, Access]
-
-
-@dataclass(frozen=True, slots=True)
-class CopyDraft:
-    """A copy of a buffer."""
-
-    target: str
-    source: str
-
-    @property
-    def access(self) -> Mapping[str, Access]:
-        """What it does with each buffer."""
-        return {self.target: Access.WRITE, self.source: Access.READ}
-
-
-@dataclass(frozen=True, slots=True)
-class ZeroDraft:
-    """Zeroing a buffer."""
-
-    buffer: str
-
-    @property
-    def access(self) -> Mapping[str, Access]:
-        """What it does with each buffer."""
-        return {self.buffer: Access.WRITE}
-
-
-@dataclass(frozen=True, slots=True)
-class OperationDraft:
-    """A step of a library operation."""
-
-    step: LibraryStep | TemplateLaunch
-    access: Mapping[str, Access]
-
-
-Draft: TypeAlias = LaunchDraft | CopyDraft | ZeroDraft | OperationDraft
-
-
-Choices: TypeAlias = Mapping[str, int]
-"""The number of the alternative for candidates, by their place; by default the first."""
-
-
-@dataclass(frozen=True, slots=True)
-class CandidateGroup:
-    """What was chosen of candidates.
-
-    Attributes:
-        where: their place in the blueprint.
-        count: how many alternatives there are.
-        first, end: of the steps of the chosen one.
-    """
-
-    where: str
-    count: int
-    first: int
-    end: int
 
 
 class Drafts:
@@ -258,7 +163,7 @@ class Drafts:
         for at, case in enumerate(action.cases):
             if values[0] <= case.up_to:
                 for name, size in case.padded.items():
-                    self._sizes.pad(f"{where}.cases[{at}].padded.{name}", name, size)
+                    self._pad(f"{where}.cases[{at}].padded.{name}", name, size)
                 return self._actions(f"{where}.cases[{at}].actions", case.actions)
         largest = action.cases[-1].up_to
         raise self._sizes.error(
@@ -266,6 +171,16 @@ class Drafts:
             action.sizes[0],
             f"it comes to {values[0]}, at most {largest} is possible",
         )
+
+    def _pad(self, where: str, name: str, size: Size) -> None:
+        """Give a buffer more memory; what wrote it before did not fill that."""
+        before = self._sizes.room(name)
+        self._sizes.pad(where, name, size)
+        if self._sizes.room(name) == before:
+            return
+        for index, draft in enumerate(self.all):
+            if isinstance(draft, LaunchDraft | OperationDraft) and name in draft.access:
+                self.all[index] = replace(draft, access=_partly(draft.access, name))
 
     def _draft(self, where: str, action: Action) -> Draft:
         if isinstance(action, ExecKernel):
@@ -376,6 +291,12 @@ class Drafts:
                 same = found.setdefault(argument.buffer, way) is way
                 found[argument.buffer] = way if same else Access.BOTH
         return found
+
+
+def _partly(access: Mapping[str, Access], name: str) -> dict[str, Access]:
+    """What a step does if it does not write all of a buffer."""
+    way = access[name]
+    return {**access, name: Access.BOTH if way is Access.WRITE else way}
 
 
 def check_word(where: str, buffer: str, sizes: Sizes) -> None:

@@ -30,6 +30,7 @@ class KnownCall:
         words: the offsets of words in the pool that say whether outputs are there.
         decided: for each of these words, the positions of the outputs.
         waiting: how such calls are waited for.
+        candidates: the key of its alternatives, until they were measured.
     """
 
     program: Program
@@ -42,6 +43,7 @@ class KnownCall:
     words: tuple[int, ...] = ()
     decided: tuple[tuple[int, ...], ...] = ()
     waiting: AdaptiveWait = field(default_factory=AdaptiveWait)
+    candidates: str = ""
 
     def present(self, outputs: InstanceSets, words: Bytes) -> InstanceSets:
         """Leave the outputs out whose words are zero.

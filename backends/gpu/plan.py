@@ -24,19 +24,18 @@ from dandelion.blueprint.operation_calls import OperationCall, operand_calls
 from dandelion.errors import InvalidInput
 
 from .branches import BranchLaunch, set_apart
-from .drafts import (
+from .draft_records import (
     CandidateGroup,
     Choices,
     CopyDraft,
     Draft,
-    Drafts,
     Loop,
     OperationDraft,
     Program,
     ZeroDraft,
-    check_word,
     walked,
 )
+from .drafts import Drafts, check_word
 from .layout import Lifetime, Slot, aligned, is_shared, place, used_bytes
 from .lowering import LibraryStep, Lowering
 from .plan_html import StepRow, plan_html

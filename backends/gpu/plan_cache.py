@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from dandelion.blueprint import FromInput, GpuConfig
 
-from .drafts import Choices
+from .draft_records import Choices
 from .layout import Slot
 from .lowering import Lowering
 from .plan import Plan, plan

@@ -17,7 +17,7 @@ from dandelion.driver import InstanceSets
 from dandelion.errors import InternalError, InvalidBlueprint, InvalidInput, Problem, nearest
 from dandelion.function import Digest, Function, FunctionSpec
 
-from .drafts import Choices
+from .draft_records import Choices
 from .layout import Slot, aligned
 from .plan import Plan
 from .plan_cache import PlanCache

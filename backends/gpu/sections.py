@@ -23,7 +23,7 @@ from dandelion.memory.context import address_of
 
 from .adaptive_wait import LONG_NS
 from .device import Device
-from .drafts import Loop, Program
+from .draft_records import Loop, Program
 
 if TYPE_CHECKING:
     from .modules import Ready

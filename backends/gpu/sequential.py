@@ -31,9 +31,10 @@ still copy from or to it. Whatever fails, the next call finds a clean pool, or f
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from dandelion.data import Item, ItemSet
 from dandelion.driver import Call, Capacity, Engine, InstanceSets
@@ -41,15 +42,14 @@ from dandelion.errors import Cancelled, DeviceFault, DeviceFull, EngineDied, Fau
 from dandelion.function import Function
 from dandelion.memory import ArenaMap
 
-from .candidates import Attempt, Chooser
-from .constants import LEAST_BYTES, UNIT_BYTES, DeviceConstants, ResidentConstants, WeightsLimit
+from .candidates import Chooser
+from .chosen_plans import ChosenPlans
+from .constants import LEAST_BYTES, UNIT_BYTES, DeviceConstants, WeightsLimit
 from .device import Device
-from .drafts import Choices
 from .known_calls import KNOWN_CALLS, KnownCall
 from .layout import aligned
 from .modules import Modules, Ready
 from .pacing import BRIEF_PARTS, PART_NS, Pacer
-from .plan import Plan
 from .plan_cache import PlanCache
 from .pool import BufferPool
 from .program import Program, ProgramCache, Signature, plan_call
@@ -96,6 +96,7 @@ class SequentialEngine(Engine):
         self._broken = ""
         self._in_flight: list[object] = []  # what the device may still copy from or to
         self._settling: Call | None = None
+        self._untried: KnownCall | None = None  # of the call that was launched
         self._programs = ProgramCache()
         self._words = WordReader(device)
         self._known: OrderedDict[tuple[str, Signature], KnownCall] = OrderedDict()
@@ -130,6 +131,9 @@ class SequentialEngine(Engine):
         self.plans = PlanCache(limit_bytes=limit_bytes, lanes=lanes, lowering=lowering)
         self.plans.room_bytes = self.pool.size_bytes  # no reason to take the whole pool
         self._chooser = Chooser(device)
+        self._chosen = ChosenPlans(
+            device, self.pool, self.modules, self.constants, self.plans, self._words, self._chooser
+        )
 
     @property
     def lost(self) -> bool:  # type: ignore[override]  # here it is known, not remembered
@@ -141,18 +145,30 @@ class SequentialEngine(Engine):
         if self._broken:
             raise EngineDied(self.name, self._broken)
         self._check_deadline(call)
-        try:
-            return self._stages(call)
-        except DeviceFault as error:
-            broken = self.device.fault()
-            if broken is None:
+        while True:
+            self._untried = None
+            try:
+                return self._stages(call)
+            except DeviceFault as error:
+                broken = self.device.fault()
+                if broken is not None:
+                    self._broken = broken
+                    raise Faulted(call.function.spec.name, broken) from error
+                self._recover()
+                if not self._takes_others():
+                    raise
+                self._check(call)
+            except BaseException:
                 self._recover()
                 raise
-            self._broken = broken
-            raise Faulted(call.function.spec.name, broken) from error
-        except BaseException:
-            self._recover()
-            raise
+
+    def _takes_others(self) -> bool:
+        """Tell whether a call that failed runs other alternatives when it is run again."""
+        untried = self._untried
+        if untried is None or not self._chooser.failed(untried.candidates):
+            return False
+        self._forget_known(lambda known: known is untried)
+        return True
 
     def _stages(self, call: Call) -> InstanceSets:
         clock = time.perf_counter_ns
@@ -173,6 +189,7 @@ class SequentialEngine(Engine):
             copy_in(offset, inputs[position].items[0].data)  # type: ignore[union-attr]  # in `_find`
         self._exact()
         copied = clock()
+        self._untried = known if known.candidates else None
         pacer = self._launch(call, ready)
         self._exact()
         launched = clock()
@@ -189,6 +206,8 @@ class SequentialEngine(Engine):
             outputs = known.present(outputs, words)
         self._in_flight.clear()
         ended = clock()
+        if known.candidates:
+            self._chooser.ran(known.candidates, (ended - copied) / 1e9)
         call.stages.update(
             plan=planned - started,
             copy_in=copied - planned,
@@ -207,9 +226,11 @@ class SequentialEngine(Engine):
         key = (program.identity, program.signature(call.inputs))
         known = self._known.get(key)
         if known is not None and known.keep is call.keep_constants and not known.ready.dropped:
-            self._known.move_to_end(key)
-            self.modules.use(known.ready)
-            return known
+            open_ = known.candidates
+            if not (open_ and self._chooser.has_time(open_, call.left_s())):
+                self._known.move_to_end(key)
+                self.modules.use(known.ready)
+                return known
         known = self._learn(program, call)
         if not known.ready.own:
             self._known[key] = known
@@ -218,6 +239,7 @@ class SequentialEngine(Engine):
         return known
 
     def _learn(self, program: Program, call: Call) -> KnownCall:
+        self.device.trials_until = time.monotonic() + call.left_s() / 2
         self.modules.expire()
         items = program.items(call.inputs)
         self._in_flight.append(items)  # constants may be copied from them
@@ -229,8 +251,10 @@ class SequentialEngine(Engine):
             raise DeviceFull(self.name, plan.used_bytes, self.capacity.device_bytes)
         if plan.used_bytes > self.pool.size_bytes:
             self._enlarge()
+        key = ""
         if plan.groups:
-            plan = self._with_choices(program, call, items, plan, resident)
+            check = functools.partial(self._check, call)
+            plan, key = self._chosen.plan(program, call, items, plan, resident, check)
         ready = self.modules.ready(program, plan, call.function.files, resident)
         copies = [(p, plan.slots[n].offset_bytes) for n, p in program.inputs if n in plan.slots]
         results = []
@@ -241,51 +265,13 @@ class SequentialEngine(Engine):
             end += aligned(slot.size_bytes)
         refused = keep and resident is None and bool(program.constants)
         made = KnownCall(program, ready, tuple(copies), tuple(results), end, keep, refused)
+        made.candidates = key
         made.words = tuple(dict.fromkeys(plan.present_if.values()))
         made.decided = tuple(
             tuple(i for i, n in enumerate(program.outputs) if plan.present_if.get(n) == word)
             for word in made.words
         )
         return made
-
-    def _with_choices(
-        self,
-        program: Program,
-        call: Call,
-        items: Mapping[str, Item],
-        plan: Plan,
-        resident: ResidentConstants | None,
-    ) -> Plan:
-        """Give the plan with the fastest alternatives, see `.candidates`."""
-        slots = None if resident is None else resident.slots
-
-        def attempt(choices: Choices) -> Attempt:
-            self.modules.expire()
-            made = plan_call(self.plans, program, items, slots, choices)
-            if made.used_bytes > self.pool.size_bytes:
-                raise DeviceFull(self.name, made.used_bytes, self.pool.size_bytes)
-            ready = self.modules.ready(program, made, call.function.files, resident)
-            return Attempt(
-                made, ready.steps, ready.times, lambda: begin(made), self._words.read,
-                self.pool.clean,
-            )  # fmt: skip
-
-        def begin(made: Plan) -> None:
-            self.constants.grant_access(resident)
-            self.pool.clean()
-            self.pool.begin(made)
-            for name, item in items.items():
-                if name in made.slots:
-                    self.device.copy_in(made.slots[name].offset_bytes, item.data)
-
-        def check() -> None:
-            self._check(call)
-
-        key = f"candidates {program.identity} {program.signature(call.inputs)}"
-        choices = self._chooser.choices(plan, key, attempt, check, call.left_s())
-        self.modules.expire()
-        chosen = plan_call(self.plans, program, items, slots, choices)
-        return chosen if chosen.used_bytes <= self.pool.size_bytes else plan
 
     def _enlarge(self) -> None:
         """Take the whole pool. Its addresses are other ones, so nothing that was captured lasts."""

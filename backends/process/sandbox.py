@@ -146,7 +146,8 @@ class ForkContext:
         mapped_bytes: address space that the interpreter already uses.
         started: shared memory, a byte for each sandbox; 1 once it has sent `Forked`.
         place: index of its byte.
-        waits_for_kill: after its reply it waits to be killed, since exiting takes a busy core.
+        urgent: a call waits for it. So it does not warm up, and after its reply it exits instead
+            of waiting to be killed.
     """
 
     parent: int
@@ -155,7 +156,7 @@ class ForkContext:
     mapped_bytes: int
     started: mmap.mmap
     place: int = 0
-    waits_for_kill: bool = True
+    urgent: bool = False
 
 
 def run_child(context: ForkContext) -> NoReturn:
@@ -166,7 +167,7 @@ def run_child(context: ForkContext) -> NoReturn:
         if os.getppid() == context.parent:
             _start(context)
             _serve(context.control, context.mapped_bytes)  # now the channel
-            if context.waits_for_kill:
+            if not context.urgent:  # exiting takes a core, which a call may need
                 select.poll().poll()
             code = 0
     finally:
@@ -182,7 +183,8 @@ def _start(context: ForkContext) -> None:
     os.dup2(printed, 1)
     os.dup2(printed, 2)
     theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    warm_up(theirs, ours)
+    if not context.urgent:
+        warm_up(theirs, ours)
     lockdown.limit_processes()
     lockdown.yield_to_others(False)
     pid = os.getpid()

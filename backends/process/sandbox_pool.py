@@ -56,6 +56,7 @@ _ATTEMPTS = 3
 _EXIT_S = 0.2
 _ANSWER_S = 1.0  # a zygote answers at once
 _READY_SOON_NS = 2_000_000
+_NOW = int(socket.MSG_DONTWAIT)
 _ended = msgspec.msgpack.Decoder(wire.SandboxExit)
 
 
@@ -364,10 +365,10 @@ def _next(control: socket.socket, deadline_ns: int) -> tuple[bytes, list[int]]:
     """Wait for the next message of a zygote. Its last messages can be read after it has ended."""
     while True:
         try:
-            message, files = wire.receive(control, _MESSAGE_BYTES, 5, socket.MSG_DONTWAIT)
+            message, files = wire.receive(control, _MESSAGE_BYTES, 5, _NOW)
         except BlockingIOError:
             with suppress(OSError):  # it reads no requests until its imports have succeeded
-                control.send(REQUEST.pack(URGENT, 0), socket.MSG_DONTWAIT)
+                control.send(REQUEST.pack(URGENT, 0), _NOW)
             wait_readable(control, deadline_ns)
             continue
         except ConnectionResetError:  # comes once, before its messages, if it left requests unread

@@ -35,6 +35,7 @@ INLINE_BYTES = 64 * 1024
 
 _PADDING = bytes(ALIGNMENT_BYTES)
 _VECTOR_LIMIT = 1024  # IOV_MAX
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)  # as a flag of `enum`, joining it runs Python code
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Key: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
@@ -315,7 +316,7 @@ def receive(
         OSError: the connection is broken.
     """
     space = socket.CMSG_SPACE(4 * file_count)
-    data, ancillary, _, _ = channel.recvmsg(size_bytes, space, flags | socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, _, _ = channel.recvmsg(size_bytes, space, flags | _CLOSE_ON_EXEC)
     files = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -241,7 +241,7 @@ class Zygote:
         self._has_starting()
         place = self._context.place = (self._context.place + 1) % len(self._started)
         self._started[place] = 0
-        self._context.waits_for_kill = not self._replacement.urgent
+        self._context.urgent = self._replacement.urgent
         try:
             pid = libc.fork()
         except OSError as error:

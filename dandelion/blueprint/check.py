@@ -48,6 +48,7 @@ from dandelion.blueprint.records import (
     Size,
     Sizeof,
     ZeroBuffer,
+    inner_lists,
 )
 from dandelion.blueprint.signatures import KernelSignature, signatures
 from dandelion.data import Bytes
@@ -404,22 +405,25 @@ def _named(size: Size) -> set[str]:
     return set()
 
 
-def launches(actions: tuple[Action, ...]) -> int:
+def launches(actions: tuple[Action, ...], once: type[Action] | None = None) -> int:
     """Count launches at most; a repeat whose number depends on the inputs counts once.
 
     Of a choice the case with most of them counts.
+
+    Args:
+        actions: which.
+        once: repeats of this kind count once, too.
     """
     total = 0
     for action in actions:
-        if isinstance(action, Candidates):
-            total += max(map(launches, action.alternatives), default=0)
-        elif isinstance(action, Choose):
-            total += max((launches(case.actions) for case in action.cases), default=0)
+        lists = [launches(inner, once) for _, inner in inner_lists(action)]
+        if isinstance(action, Candidates | Choose):
+            total += max(lists, default=0)
         elif not isinstance(action, Repeat | RepeatWhile):
             total += 1
         else:
-            times = constant(action.times)
-            total += max(1 if times is None else times, 0) * launches(action.actions)
+            times = 1 if type(action) is once else constant(action.times)
+            total += max(1 if times is None else times, 0) * lists[0]
     return total
 
 

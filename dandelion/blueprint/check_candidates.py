@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dandelion.blueprint.records import MAX_ALTERNATIVES, Action, Candidates, inner_lists
+from dandelion.blueprint.records import MAX_ALTERNATIVES, Candidates, contains
 from dandelion.errors import Problem
 
 
@@ -18,14 +18,5 @@ def candidate_problems(where: str, action: Candidates) -> Iterator[Problem]:
         at = f"{where}[{number}]"
         if not actions:
             yield Problem("empty", "an alternative without actions", at)
-        if has_candidates(actions):
+        if contains(actions, Candidates):
             yield Problem("depth", "candidates within candidates", at)
-
-
-def has_candidates(actions: tuple[Action, ...]) -> bool:
-    """Tell whether there are candidates among actions, or in them."""
-    return any(
-        isinstance(action, Candidates)
-        or any(has_candidates(inner) for _, inner in inner_lists(action))
-        for action in actions
-    )

@@ -191,6 +191,14 @@ def inner_lists(action: Action) -> list[tuple[str, tuple[Action, ...]]]:
     return []
 
 
+def contains(actions: tuple[Action, ...], kind: type[Action]) -> bool:
+    """Tell whether there is an action of a kind among actions, or in them."""
+    return any(
+        isinstance(action, kind) or any(contains(inner, kind) for _, inner in inner_lists(action))
+        for action in actions
+    )
+
+
 class ExecutionBlueprint(BlueprintRecord, frozen=True):
     """Buffers and launches of one call.
 

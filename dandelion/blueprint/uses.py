@@ -178,14 +178,6 @@ def optional_kernels(config: GpuConfig) -> set[str]:
     return inside - always
 
 
-def has_choices(actions: tuple[Action, ...]) -> bool:
-    """Tell whether there is a `Choose` among actions, or in them."""
-    return any(
-        isinstance(action, Choose) or any(has_choices(inner) for _, inner in inner_lists(action))
-        for action in actions
-    )
-
-
 def integers_read(config: GpuConfig) -> tuple[FromInput, ...]:
     """List the integers that plans of a blueprint depend on, each once."""
     found: dict[FromInput, None] = {}

@@ -11,7 +11,9 @@ notified  it fails, and the kernel notifies the starter of the process through a
 killed    calls of a foreign interface; and all denied calls where the filter says so.
 
 The program is classic BPF over ``struct seccomp_data``: number at byte 0, architecture at 4,
-arguments from 16, 8 bytes each, low word first on both supported architectures.
+arguments from 16, 8 bytes each, low word first on both supported architectures. It finds a call by
+binary search: when a filter is installed, the kernel runs it once for every system call that there
+is, which takes longer than all else if the program compares one number after the other.
 
 Source: ``seccomp(2)``, ``seccomp_unotify(2)``, ``linux/seccomp.h``, ``linux/filter.h``.
 """
@@ -36,6 +38,8 @@ NOTIFY = 0x7FC00000
 _ALLOW = 0x7FFF0000
 
 _LOAD, _EQUAL, _GREATER, _HAS_BITS, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
+_JUMP, _AT_LEAST = 0x05, 0x35
+_FARTHEST = 255  # instructions that a condition can skip
 
 _SET_FILTER, _GET_ACTION_AVAILABLE = 1, 2
 _ALL_THREADS, _NEW_LISTENER = 1 << 0, 1 << 3
@@ -91,11 +95,40 @@ def program(
     rules += policy.conditional(pid, denied)
     for error, names in policy.quiet.items():
         rules += [(name, [(_RETURN, 0, 0, _ERRNO | error)]) for name in names.split()]
+    bodies: dict[int, FilterProgram] = {}
     for name, body in rules:
         if name in numbers:  # the newer architecture lacks some of the older calls
-            code += [(_EQUAL, 0, len(body), numbers[name]), *body]
-    code.append((_RETURN, 0, 0, denied))
+            bodies.setdefault(numbers[name], body)
+    code += _search(_ranges(bodies, [(_RETURN, 0, 0, denied)]))
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
+
+
+def _ranges(
+    bodies: Mapping[int, FilterProgram], otherwise: FilterProgram
+) -> list[tuple[int, FilterProgram]]:
+    """Divide all numbers into ranges with the same program, each with its first number."""
+    found = [(0, otherwise)]
+    for number in sorted({n for at in bodies for n in (at, at + 1)}):
+        body = bodies.get(number, otherwise)
+        if number == found[-1][0]:
+            found[-1] = (number, body)
+        elif body != found[-1][1]:
+            found.append((number, body))
+    return found
+
+
+def _search(ranges: list[tuple[int, FilterProgram]]) -> FilterProgram:
+    """Find the range of the loaded number."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    lower = _search(ranges[:middle])
+    first = ranges[middle][0]
+    if len(lower) <= _FARTHEST:
+        code = [(_AT_LEAST, len(lower), 0, first)]
+    else:
+        code = [(_AT_LEAST, 0, 1, first), (_JUMP, 0, 0, len(lower))]
+    return [*code, *lower, *_search(ranges[middle:])]
 
 
 def unless_bits(index: int, bits: int, denied: int) -> FilterProgram:

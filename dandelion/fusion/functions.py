@@ -7,9 +7,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dandelion.blueprint import GpuConfig, RepeatWhile, check_blueprint, print_blueprint
+from dandelion.blueprint import (
+    Action,
+    Choose,
+    GpuConfig,
+    RepeatWhile,
+    check_blueprint,
+    print_blueprint,
+)
 from dandelion.blueprint.check import launches
-from dandelion.blueprint.uses import has_choices, integers_read
+from dandelion.blueprint.records import contains
+from dandelion.blueprint.uses import integers_read
 from dandelion.data import SetSpec
 from dandelion.dataflow.graph import (
     Application,
@@ -35,10 +43,10 @@ FORMAT = "blueprint"
 """Format of the code objects that can be run together."""
 LAUNCHES = 4096
 """Groups with more launches, loops unrolled, are run apart: others could not use the engine between
-them."""
+them. Loops that end by a condition count once. Most of them end much earlier than they could, and
+run apart each iteration would be a call."""
 CONDITIONAL_LAUNCHES = 65536
-"""The same for groups with a loop that ends by a condition. Most of them end much earlier, and run
-apart each iteration would be a call."""
+"""The same with these loops as long as they may be, wherever they are."""
 _NO_LIMITS = Limits()
 _NAMED = 4  # of a group's members, at most
 
@@ -136,7 +144,7 @@ def _candidate(
     name = next(given, None)
     if name is None or set(spec.input_names) != {*body.inputs, *body.weights}:
         return None
-    if has_choices(body.control_flow):  # behind what another function made are no zeros
+    if contains(body.control_flow, Choose):  # behind what another function made are no zeros
         return None
     read = frozenset(size.bufname for size in integers_read(config))
     candidate = Candidate(index, *written, spec, name, read, body.present_if)
@@ -200,10 +208,7 @@ def _joined(
     ]
     whole = {_value(name): output for name, output in names.items()}
     config = fused_blueprint(parts, [value for _, value in inputs], whole)
-    flow = config.blueprint.control_flow
-    has_condition = any(isinstance(action, RepeatWhile) for action in flow)
-    most = CONDITIONAL_LAUNCHES if has_condition else LAUNCHES
-    if check_blueprint(config) or launches(flow) > most:
+    if check_blueprint(config) or _is_long(config.blueprint.control_flow):
         return None
     specs = [spec for (_, _, spec), _ in inputs]
     function = _function(members, config, specs, names, loaded)
@@ -228,6 +233,11 @@ def _joined(
         tuple(ids[member.index] for member in members),
         tuple(member.index for member in members),
     )
+
+
+def _is_long(flow: tuple[Action, ...]) -> bool:
+    """Tell whether a group must be run apart, see `LAUNCHES`."""
+    return launches(flow, once=RepeatWhile) > LAUNCHES or launches(flow) > CONDITIONAL_LAUNCHES
 
 
 def _value(name: str) -> str:

@@ -26,7 +26,7 @@ _NAMES = {
 
 OPERATIONS = {
     "cuda": {"cublaslt": "libcublasLt.so.13", "cudnn": "libcudnn.so.9"},
-    "hip": {"cublaslt": "libhipblaslt.so.1"},
+    "hip": {"cublaslt": "libhipblaslt.so.1", "miopen": "libMIOpen.so.1"},
 }
 """The libraries of operations of each kind, by the name of their source."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from dandelion.backends.gpu import cudnn_binding
 from dandelion.backends.gpu.compiling import CodeCache
 from dandelion.backends.gpu.cudnn_binding import load
+from dandelion.backends.gpu.miopen_binding import load as load_miopen
 
 import dandelion.blueprint as bp
 from dandelion.blueprint.operation_calls import ConvolutionCall
@@ -18,12 +20,19 @@ from dandelion.errors import DeviceFault
 from tests.fake_driver.fake import Fake, Runner, function, numbers
 from tests.fake_driver.operations import CALLS, Case, is_in_library, runner_of
 
-TENSOR_CORE, SLOW, FAST, RANDOM = 2, 3, 4, 5  # engines of ``cudnn.c``
+GEMM, INEXACT, SLOW, FAST, RANDOM, TF32 = (
+    0,
+    2,
+    3,
+    4,
+    5,
+    7,
+)  # engines of ``cudnn.c``, solutions of ``miopen.c``
 
 
 def _case(
     *, groups: int = 1, layout: str = "nchw", padding: Any = 1, stride: Any = 1, dilation: Any = 1,
-    kernel: int = 3, followed: bool = True, **fields: Any,
+    kernel: int = 3, followed: bool = True, offset: int = 16, **fields: Any,
 ) -> Case:  # fmt: skip
     batch, channels, filters, size = 2, 4, 6, (9, 7)
     pads, strides, steps = (
@@ -32,12 +41,12 @@ def _case(
     made = batch * filters
     for at in range(2):
         made *= (size[at] + 2 * pads[at] - steps[at] * (kernel - 1) - 1) // strides[at] + 1
-    operands = {"x": 4 + batch * channels * 63, "w": filters * channels // groups * kernel**2}
+    operands = {"x": 8 + batch * channels * 63, "w": filters * channels // groups * kernel**2}
     if followed:
         operands |= {"v": filters + 8, "r": made}
         fields |= {"addend": "r", "bias": lambda made: bp.part(made["v"], 16)}
     return Case(
-        operands, made, image=lambda made: bp.part(made["x"], 8), weight="w", batch=batch,
+        operands, made, image=lambda made: bp.part(made["x"], offset), weight="w", batch=batch,
         channels=channels, size=size, filters=filters, kernel=kernel, padding=pads, stride=strides,
         dilation=steps, groups=groups, layout=layout, **fields,
     )  # fmt: skip
@@ -65,11 +74,13 @@ def convolutions_are_right(fake: Fake) -> None:
     fake.nothing_left()
 
 
-def small_convolutions_are_right(fake: Fake) -> None:
-    """For devices without a library."""
+def operands_may_begin_anywhere(fake: Fake) -> None:
+    """cuDNN is told how they are aligned; MIOpen is not asked for those it could not load."""
     runner = runner_of(fake)
-    for layout in ("nchw", "nhwc"):
-        _case(layout=layout, activation="relu").check(runner)
+    for dtype, offset in (("f32", 8), ("f32", 4), ("f16", 2)):
+        _case(dtype=dtype, offset=offset, layout="nhwc").check(runner)
+    if fake.convolutions is not None:
+        assert bool(fake.convolutions.fake_dnn_launched()) is (fake.kind == "cuda")
     runner.close()
     fake.nothing_left()
 
@@ -84,6 +95,16 @@ def shapes_of_convolutions_are_right(fake: Fake) -> None:
         ):  # fmt: skip
             given: dict[str, Any] = {"layout": layout, **fields}
             _check_in_library(fake, _case(**given), runner)
+    runner.close()
+    fake.nothing_left()
+
+
+def dilation_with_groups_is_right(fake: Fake) -> None:
+    """MIOpen is not asked for it: its documentation says that it has none."""
+    runner = runner_of(fake)
+    _case(groups=2, dilation=2, padding=2).check(runner)
+    if fake.convolutions is not None:
+        assert bool(fake.convolutions.fake_dnn_launched()) is (fake.kind == "cuda")
     runner.close()
     fake.nothing_left()
 
@@ -146,7 +167,8 @@ def the_fastest_engine_is_chosen_once(fake: Fake) -> None:
 
 
 def engines_are_as_exact_as_the_operation(fake: Fake) -> None:
-    """No tensor cores for products of f32, and never an engine that differs from run to run."""
+    """No tensor cores or other roundings for products of f32, and never an engine that differs from
+    run to run."""
     for compute, allowed in (("f32", False), ("tf32", True), ("bf16", True)):
         fake.convolutions.fake_dnn_reset()
         with tempfile.TemporaryDirectory() as folder:
@@ -154,8 +176,9 @@ def engines_are_as_exact_as_the_operation(fake: Fake) -> None:
             _case(compute=compute).check(runner)
             runner.close()
         tried = fake.convolutions.fake_dnn_engines()
-        assert bool(tried & 1 << TENSOR_CORE) is allowed, (compute, tried)
-        assert not tried & 1 << RANDOM
+        assert bool(tried & 1 << INEXACT) is allowed, (compute, tried)
+        assert bool(tried & 1 << TF32) is (allowed and fake.kind == "hip")
+        assert not tried & (1 << RANDOM | 1 << GEMM)
     fake.nothing_left()
 
 
@@ -166,6 +189,23 @@ def without_room_for_trials_the_first_engine_is_taken(fake: Fake) -> None:
         _case().check(runner)
         assert fake.convolutions.fake_dnn_engine() == SLOW
         assert not list(Path(folder).glob("*.measured")), "nothing was measured"
+        runner.close()
+    fake.nothing_left()
+
+
+def without_time_for_trials_the_first_engine_is_taken(fake: Fake) -> None:
+    """Measuring takes no more than half of a call's time."""
+    with tempfile.TemporaryDirectory() as folder:
+        runner = Runner(fake, cache=CodeCache(Path(folder)))
+        device: Any = runner.engine.device
+        device.trials_until = time.monotonic()
+        case = _case(followed=False)
+        assert device.lowering().library.workspace_bytes(case.operation()) is not None
+        assert not fake.convolutions.fake_dnn_launched(), "it was not timed"
+        case.check(runner)
+        assert fake.convolutions.fake_dnn_engine() == SLOW
+        assert not list(Path(folder).glob("*.measured"))
+        assert 25 < device.trials_until - time.monotonic() <= 30, "half of the limit of that call"
         runner.close()
     fake.nothing_left()
 
@@ -184,7 +224,7 @@ def what_the_library_does_not_fuse_is_done_after_it(fake: Fake) -> None:
 # --- faults of the library ----------------------------------------------------------------------
 
 
-def without_cudnn_others_do_it(fake: Fake) -> None:
+def without_a_library_of_convolutions_others_do_it(fake: Fake) -> None:
     fake.convolutions.fake_dnn_fail(0)  # to make its handle
     runner = runner_of(fake)
     for fields in ({}, {"groups": 2}, {"layout": "nhwc"}):
@@ -194,7 +234,7 @@ def without_cudnn_others_do_it(fake: Fake) -> None:
     fake.nothing_left()
 
 
-def each_failure_of_cudnn_ends_one_call(fake: Fake) -> None:
+def each_failure_in_convolutions_ends_one_call(fake: Fake) -> None:
     """Whichever of its functions fails: a typed error or a right result, and nothing is left."""
     case = _case(followed=False)
     with tempfile.TemporaryDirectory() as folder:
@@ -221,7 +261,8 @@ def each_failure_of_cudnn_ends_one_call(fake: Fake) -> None:
             runner.close()
             fake.nothing_left()
     assert messages
-    assert all("CUDNN_STATUS_INTERNAL_ERROR: on demand" in text for text in messages), messages
+    shown = {"cuda": "CUDNN_STATUS_INTERNAL_ERROR: on demand", "hip": "miopenStatusInternalError"}
+    assert all(shown[fake.kind] in text for text in messages), messages
 
 
 def failures_in_trials_cost_no_call(fake: Fake) -> None:
@@ -246,10 +287,18 @@ def dropped_plans_release_their_convolutions(fake: Fake) -> None:
     case.check(runner)
     alive = fake.convolutions.fake_dnn_live(1)
     runner.engine.forget(case.function)
-    assert fake.convolutions.fake_dnn_live(1) == alive - 1, "its pack of addresses"
+    packs = 1 if fake.kind == "cuda" else 0  # MIOpen takes addresses without one
+    assert fake.convolutions.fake_dnn_live(1) == alive - packs
     case.check(runner)
     runner.close()
     fake.nothing_left()
+
+
+def miopen_is_loaded_where_it_is(fake: Fake) -> None:
+    found = load_miopen()
+    assert found is not None
+    assert found.version == 3_005_001
+    assert load_miopen([Path("/nowhere")]) is not None, "the loader has it already"
 
 
 def cudnn_is_not_loaded_without_what_it_needs(fake: Fake) -> None:
@@ -270,4 +319,6 @@ ON_REAL_DEVICES = (
     sums_in_place_are_left_to_others,
     doubles_are_left_to_others,
     convolution_weights_stay_protected,
+    operands_may_begin_anywhere,
+    dilation_with_groups_is_right,
 )

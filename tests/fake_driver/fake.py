@@ -44,7 +44,8 @@ class Fake:
         library: with the functions of ``core.c``.
         cache: folder for compiled sources.
         operations: the library of products, with the functions of ``cublaslt.c``.
-        convolutions: the library of convolutions, with the functions of ``cudnn.c``.
+        convolutions: the library of convolutions, with the functions of ``cudnn.c`` or
+            ``miopen.c``.
 
     Attributes:
         counts: the device reports what is alive, and fails on demand.

@@ -66,11 +66,15 @@ class Case:
         fixed = {name: self.data[name].tobytes() for name in static}
         self.function: Function = function(made, {}, static=fixed)
 
-    def expected(self) -> npt.NDArray[Any]:
-        """What the reference gives."""
+    def operation(self) -> OperationCall:
+        """The operation with its sizes, which are all constants."""
         action = self.config.blueprint.control_flow[0]
         assert isinstance(action, Gemm | Conv2d)
-        call = evaluated(action, lambda field, size, low, high: size.value)  # type: ignore[union-attr]  # all are constants
+        return evaluated(action, lambda field, size, low, high: size.value)  # type: ignore[union-attr]  # all are constants
+
+    def expected(self) -> npt.NDArray[Any]:
+        """What the reference gives."""
+        call = self.operation()
         size = self.config.blueprint.buffers["y"].value  # type: ignore[union-attr]  # a constant
         arrays = {
             **self.data,
