@@ -24,15 +24,13 @@ from dandelion.documents import (
 )
 from dandelion.frontend import client_protocol
 from dandelion.frontend.async_connections import AsyncConnections
-from dandelion.frontend.client_protocol import (
+from dandelion.frontend.client_protocol import Changes, Engines, Entries
+from dandelion.frontend.client_requests import (
     CONNECTIONS,
     POLL_S,
     TIMEOUT_S,
     URL,
-    Changes,
     ClientTarget,
-    Engines,
-    Entries,
     Steps,
 )
 from dandelion.frontend.client_tls import Tls

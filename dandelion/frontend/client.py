@@ -32,15 +32,13 @@ from dandelion.documents import (
     name_of,
 )
 from dandelion.frontend import client_protocol
-from dandelion.frontend.client_protocol import (
+from dandelion.frontend.client_protocol import Changes, Engines, Entries
+from dandelion.frontend.client_requests import (
     CONNECTIONS,
     POLL_S,
     TIMEOUT_S,
     URL,
-    Changes,
     ClientTarget,
-    Engines,
-    Entries,
     Steps,
 )
 from dandelion.frontend.client_tls import Tls

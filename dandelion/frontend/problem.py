@@ -29,7 +29,7 @@ from dandelion.frontend.asgi import Header, Receive, Response, Scope, Send
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:dandelion:error:"
 RETRY_AFTER_S = 1
-CONNECTIONS = "dandelion.connections"
+CONNECTION_LIMIT_KEY = "dandelion.connections"
 """Key of a scope: how many connections the node may have, if this one is a surplus one."""
 
 
@@ -309,8 +309,8 @@ def problem_response(error: DandelionError, instance: str = "") -> Response:
 
 
 async def refuse_surplus(scope: Scope, receive: Receive, send: Send) -> None:
-    """Handle a request on a surplus connection; `CONNECTIONS` in its scope is their limit."""
-    response = problem_response(Crowded(scope[CONNECTIONS]))
+    """Handle a request on a surplus connection; `CONNECTION_LIMIT_KEY` in its scope is their limit."""
+    response = problem_response(Crowded(scope[CONNECTION_LIMIT_KEY]))
     await response.send(send, scope["extensions"])
 
 

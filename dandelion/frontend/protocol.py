@@ -38,7 +38,7 @@ from dandelion.frontend.cycle import Cycle
 from dandelion.frontend.flow_control import FlowControl
 from dandelion.frontend.heads import KnownHeads, connection_scope
 from dandelion.frontend.problem import (
-    CONNECTIONS,
+    CONNECTION_LIMIT_KEY,
     RETRY_AFTER_S,
     Stalled,
     closing_response,
@@ -354,7 +354,7 @@ class Protocol(FlowControl):
         """Start a request when all input is parsed."""
         if self._surplus:
             cycle.keep_alive = False
-            cycle.scope[CONNECTIONS] = self._table.limits.connections
+            cycle.scope[CONNECTION_LIMIT_KEY] = self._table.limits.connections
         self._active = cycle
         self._begun.append(cycle)
         if not self._beginning:  # called from the task of the previous request
