@@ -36,7 +36,7 @@ from dandelion.documents import (
 )
 from dandelion.errors import DandelionError, InvalidInput, Unknown, from_record
 from dandelion.frontend.client_requests import ClientRequest, ClientResponse, Steps, checked_headers
-from dandelion.frontend.codecs import decode_response, encode_request
+from dandelion.frontend.codecs import decode_response
 from dandelion.frontend.kept_documents import (
     EventsDocument,
     InvocationsDocument,
@@ -53,6 +53,7 @@ from dandelion.frontend.records import (
     Entry,
     RegisterResponse,
 )
+from dandelion.frontend.set_encoding import encode_request
 from dandelion.progress import progress
 from dandelion.traces import TraceDocument
 

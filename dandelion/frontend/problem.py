@@ -309,7 +309,7 @@ def problem_response(error: DandelionError, instance: str = "") -> Response:
 
 
 async def refuse_surplus(scope: Scope, receive: Receive, send: Send) -> None:
-    """Handle a request on a surplus connection; `CONNECTION_LIMIT_KEY` in its scope is their limit."""
+    """Refuse a request on a surplus connection; its scope has the limit of connections."""
     response = problem_response(Crowded(scope[CONNECTION_LIMIT_KEY]))
     await response.send(send, scope["extensions"])
 
