@@ -27,15 +27,9 @@ from dandelion.data import Item, ItemSet, SetSpec, item_set
 from dandelion.decorators import function
 from dandelion.decorators.annotations import Kinds, spec_of
 from dandelion.errors import InvalidFunction, InvalidInput, TooMany
-from dandelion.frontend.codecs import (
-    decode_json,
-    decode_msgpack,
-    decode_response,
-    encode_json,
-    encode_msgpack,
-    encode_request,
-)
+from dandelion.frontend.codecs import decode_json, decode_msgpack, decode_response
 from dandelion.frontend.outgoing import Plain, outgoing_sets
+from dandelion.frontend.set_encoding import encode_json, encode_msgpack, encode_request
 from dandelion.json_values import text_key
 
 

@@ -25,8 +25,8 @@ from dandelion.errors import (
 )
 from dandelion.frontend.asgi import Message, Request
 from dandelion.frontend.body import Body
+from dandelion.frontend.chunks import CHUNK_BYTES
 from dandelion.frontend.codecs import (
-    CHUNK_BYTES,
     PackItem,
     SetMap,
     check_names,
@@ -34,9 +34,6 @@ from dandelion.frontend.codecs import (
     decode_msgpack,
     decode_raw,
     decode_response,
-    encode_json,
-    encode_msgpack,
-    encode_request,
 )
 from dandelion.frontend.multipart import decode_multipart
 from dandelion.frontend.negotiation import Codec, reader, writers
@@ -47,6 +44,7 @@ from dandelion.frontend.problem import (
     encode_problem,
     problem_of,
 )
+from dandelion.frontend.set_encoding import encode_json, encode_msgpack, encode_request
 from dandelion.memory import Context, HeapDomain
 
 SPECS = {"a": SetSpec("a"), "x": SetSpec("x", "float32", (-1, 2)), "n": SetSpec("n", "int32")}

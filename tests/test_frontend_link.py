@@ -21,14 +21,12 @@ from dandelion.frontend_process.messages import (
     Answered,
     Ask,
     AskKept,
-    Blob,
     Cancel,
     Ended,
     Failed,
     FetchKept,
     FromFrontend,
     FromNode,
-    GetTrace,
     Keep,
     Lease,
     Leased,
@@ -37,14 +35,13 @@ from dandelion.frontend_process.messages import (
     Ready,
     Release,
     Submit,
-    WireItem,
-    WireSet,
     from_frontend,
     from_node,
-    joined,
 )
 from dandelion.frontend_process.node_link import NodeLink
+from dandelion.frontend_process.query_messages import GetTrace
 from dandelion.frontend_process.status import StatusReader, StatusWriter
+from dandelion.frontend_process.wire import Blob, WireItem, WireSet, joined
 from dandelion.memory import ArenaMap, SharedDomain
 from dandelion.node import Node, Settings
 

@@ -16,8 +16,8 @@ from dandelion.cli.output import Output, WrongUsage, size_text
 from dandelion.cli.parser import Arguments
 from dandelion.data import Item, ItemSet, Sets
 from dandelion.errors import InvalidInput, nearest
-from dandelion.frontend.codecs import encode_json
 from dandelion.frontend.outgoing import Plain
+from dandelion.frontend.set_encoding import encode_json
 
 PREVIEW = 60  # characters
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from dandelion.activity import Activity, ActivityQuery
-from dandelion.asynchronous.handle import AsyncInvocationHandle, AsyncKeptAccess
-from dandelion.asynchronous.records import KeptPage, KeptRequest, KeptState, KeptView, Watched
+from dandelion.asynchronous.handle import AsyncInvocationHandle
+from dandelion.asynchronous.records import KeptPage, KeptRequest, KeptState
 from dandelion.call_logs import PAGE_LINES, LogPage
 from dandelion.capacity import ClusterInfo, NodeCapacity
 from dandelion.data import Sets, Value
@@ -24,15 +24,14 @@ from dandelion.documents import (
 )
 from dandelion.frontend import client_protocol
 from dandelion.frontend.async_connections import AsyncConnections
-from dandelion.frontend.client_protocol import (
+from dandelion.frontend.client_kept import AsyncClientKept
+from dandelion.frontend.client_protocol import Changes, Engines, Entries
+from dandelion.frontend.client_requests import (
     CONNECTIONS,
     POLL_S,
     TIMEOUT_S,
     URL,
-    Changes,
     ClientTarget,
-    Engines,
-    Entries,
     Steps,
 )
 from dandelion.frontend.client_tls import Tls
@@ -160,7 +159,7 @@ class AsyncClient:
 
     def submitted(self, id_: str) -> AsyncInvocationHandle:
         """Give the handle of an asynchronous invocation, by its id; nothing is sent."""
-        return AsyncInvocationHandle(id_, _AsyncClientKept(self._run))
+        return AsyncInvocationHandle(id_, AsyncClientKept(self._run))
 
     async def invocations(
         self, state: KeptState | None = None, after: str = "", limit: int = 100
@@ -271,26 +270,3 @@ class AsyncClient:
             if left_s <= 0:
                 return False
             await asyncio.sleep(min(POLL_S, left_s))
-
-
-class _AsyncClientKept(AsyncKeptAccess):
-    """How a handle reaches the node over HTTP.
-
-    Args:
-        run: carries out requests.
-    """
-
-    def __init__(self, run: Callable[[Steps[Any]], Awaitable[Any]]) -> None:
-        self._run = run
-
-    async def watch(self, id_: str, after: str, wait_s: float, *, end: bool) -> Watched:
-        watched: Watched = await self._run(client_protocol.watch(id_, after, wait_s, end=end))
-        return watched
-
-    async def result(self, id_: str, wait_s: float) -> Sets:
-        sets: Sets = await self._run(client_protocol.kept_result(id_, wait_s))
-        return sets
-
-    async def cancel(self, id_: str) -> KeptView:
-        view: KeptView = await self._run(client_protocol.cancel_kept(id_))
-        return view

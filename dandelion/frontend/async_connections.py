@@ -18,7 +18,7 @@ import aiohttp
 from yarl import URL
 
 from dandelion.errors import InvalidInput
-from dandelion.frontend.client_protocol import (
+from dandelion.frontend.client_requests import (
     AUTOMATIC_HEADERS,
     ClientRequest,
     ClientResponse,

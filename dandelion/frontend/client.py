@@ -12,14 +12,14 @@ asyncio.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from dandelion.activity import Activity, ActivityQuery
-from dandelion.asynchronous.handle import InvocationHandle, KeptAccess
-from dandelion.asynchronous.records import KeptPage, KeptRequest, KeptState, KeptView, Watched
+from dandelion.asynchronous.handle import InvocationHandle
+from dandelion.asynchronous.records import KeptPage, KeptRequest, KeptState
 from dandelion.call_logs import PAGE_LINES, LogLine, LogPage
 from dandelion.capacity import ClusterInfo, NodeCapacity
 from dandelion.data import Sets, Value
@@ -32,15 +32,14 @@ from dandelion.documents import (
     name_of,
 )
 from dandelion.frontend import client_protocol
-from dandelion.frontend.client_protocol import (
+from dandelion.frontend.client_kept import ClientKept
+from dandelion.frontend.client_protocol import Changes, Engines, Entries
+from dandelion.frontend.client_requests import (
     CONNECTIONS,
     POLL_S,
     TIMEOUT_S,
     URL,
-    Changes,
     ClientTarget,
-    Engines,
-    Entries,
     Steps,
 )
 from dandelion.frontend.client_tls import Tls
@@ -218,7 +217,7 @@ class Client:
 
     def submitted(self, id_: str) -> InvocationHandle:
         """Give the handle of an asynchronous invocation, by its id; nothing is sent."""
-        return InvocationHandle(id_, _ClientKept(self._run))
+        return InvocationHandle(id_, ClientKept(self._run))
 
     def invocations(
         self, state: KeptState | None = None, after: str = "", limit: int = 100
@@ -386,26 +385,3 @@ class Client:
             if left_s <= 0:
                 return False
             time.sleep(min(POLL_S, left_s))
-
-
-class _ClientKept(KeptAccess):
-    """How a handle reaches the node over HTTP.
-
-    Args:
-        run: carries out requests.
-    """
-
-    def __init__(self, run: Callable[[Steps[Any]], Any]) -> None:
-        self._run = run
-
-    def watch(self, id_: str, after: str, wait_s: float, *, end: bool) -> Watched:
-        watched: Watched = self._run(client_protocol.watch(id_, after, wait_s, end=end))
-        return watched
-
-    def result(self, id_: str, wait_s: float) -> Sets:
-        sets: Sets = self._run(client_protocol.kept_result(id_, wait_s))
-        return sets
-
-    def cancel(self, id_: str) -> KeptView:
-        view: KeptView = self._run(client_protocol.cancel_kept(id_))
-        return view

@@ -6,11 +6,8 @@ result. `Client` and `AsyncClient` differ only in how they carry out the request
 
 from __future__ import annotations
 
-import re
-import ssl
 import urllib.parse
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -38,8 +35,8 @@ from dandelion.documents import (
     collect,
 )
 from dandelion.errors import DandelionError, InvalidInput, Unknown, from_record
-from dandelion.frontend.client_tls import Tls, tls_context
-from dandelion.frontend.codecs import decode_response, encode_request
+from dandelion.frontend.client_requests import ClientRequest, ClientResponse, Steps, checked_headers
+from dandelion.frontend.codecs import decode_response
 from dandelion.frontend.kept_documents import (
     EventsDocument,
     InvocationsDocument,
@@ -56,6 +53,7 @@ from dandelion.frontend.records import (
     Entry,
     RegisterResponse,
 )
+from dandelion.frontend.set_encoding import encode_request
 from dandelion.progress import progress
 from dandelion.traces import TraceDocument
 
@@ -64,165 +62,13 @@ Changes: TypeAlias = list[PlannedChange]
 Entries: TypeAlias = list[Entry]
 Engines: TypeAlias = list[EngineEntry]
 
-URL = "http://127.0.0.1:8080"
-TIMEOUT_S = 75.0
-CONNECTIONS = 100
-_JOIN_BYTES = 64 * 1024
-"""Bodies up to this size are joined."""
-_PIECE_BYTES = 1024 * 1024
 _PREPARE_S = 330.0
 """The node's limit for packages, and some seconds."""
-
 _LARGE_BYTES = 8 * 1024 * 1024
 """Smaller registrations are sent at once, so they need no progress."""
-
-"""Larger bodies are sent in pieces of this size at most, each within the time-out."""
-POLL_S = 0.05
-"""Interval of the requests of `ready`, in seconds."""
-AUTOMATIC_HEADERS = ("Accept-Encoding", "User-Agent")
-"""Headers that HTTP libraries add and that a node does not use."""
-
 _MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
 _GRACE_S = 10.0
 _KINDS = ("functions", "compositions", "libraries")
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
-_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
-
-
-@dataclass(frozen=True, slots=True)
-class ClientTarget:
-    """Where a client sends its requests, and how.
-
-    Attributes:
-        url: as the caller gave it, for messages.
-        secure: whether over TLS.
-        host, port: of the node; no port means that of the scheme.
-        path: is put before the path of each request.
-        timeout_s: how long a request may go without progress, in seconds.
-        headers: additional headers of each request, also the token.
-        tls: of connections over TLS; None without it.
-        connections: how many connections there may be; further requests wait for one.
-    """
-
-    url: str
-    secure: bool
-    host: str
-    port: int | None
-    path: str
-    timeout_s: float
-    headers: Mapping[str, str] = field(repr=False)
-    connections: int
-    tls: ssl.SSLContext | None
-
-    @classmethod
-    def of(
-        cls,
-        url: str,
-        timeout_s: float,
-        headers: Mapping[str, str] | None,
-        connections: int,
-        token: str | None,
-        tls: Tls,
-    ) -> ClientTarget:
-        """Check what a caller gave. No error contains the token or the value of a header.
-
-        Raises:
-            InvalidInput: the URL is not that of a node, the token or a header is malformed, the
-                certificates cannot be read, or `connections` is not positive.
-        """
-        try:
-            parts = urllib.parse.urlsplit(url)
-            host, port = parts.hostname, parts.port
-        except ValueError as error:
-            raise InvalidInput("url", f"'{url}': {error}") from None
-        if "@" in parts.netloc:
-            hint = "give a token with token="
-            raise InvalidInput("url", "it has a user or password, which a node does not use", hint)
-        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
-            hint = "write it like http://127.0.0.1:8080"
-            raise InvalidInput("url", f"'{url}' is not the URL of a node", hint)
-        given = _checked_headers(headers or {}, token)
-        if connections < 1:
-            raise InvalidInput("connections", f"{connections} is not a positive integer")
-        path = parts.path.rstrip("/")
-        url = url.rstrip("/")
-        secure = parts.scheme == "https"
-        context = tls_context(tls) if secure else None
-        return cls(url, secure, host, port, path, timeout_s, given, connections, context)
-
-
-def _checked_headers(headers: Mapping[str, str], token: str | None) -> dict[str, str]:
-    for name, value in headers.items():
-        if not (_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)):
-            raise InvalidInput("headers", f"{name!r} or its value is not valid in HTTP")
-    if token is None:
-        return dict(headers)
-    if any(name.lower() == "authorization" for name in headers):
-        raise InvalidInput("token", "the headers have an Authorization, too", "give one of them")
-    if _TOKEN.fullmatch(token) is None:
-        hint = "give what `dandelion token new` printed, without spaces and line breaks"
-        raise InvalidInput("token", "it has characters that no token has", hint)
-    return {**headers, "Authorization": f"Bearer {token}"}
-
-
-@dataclass(frozen=True, slots=True)
-class ClientRequest:
-    """A request to a node.
-
-    Attributes:
-        method, path, headers: of the request; Content-Length is added.
-        chunks: the body in pieces. Large ones are sent without a copy.
-        timeout_s: time-out in seconds, instead of that of the client.
-        sent: is told how many bytes of a large body were given to the connection.
-    """
-
-    method: str
-    path: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-    chunks: Sequence[Bytes] = ()
-    timeout_s: float | None = None
-    sent: Callable[[int], None] | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the body."""
-        return sum(map(len, self.chunks))
-
-    @property
-    def small_body(self) -> bytes | None:
-        """The whole body; None if it is too large to be joined."""
-        return b"".join(self.chunks) if self.size_bytes <= _JOIN_BYTES else None
-
-    def pieces(self) -> Iterator[memoryview]:
-        """Cut the body into pieces, without copying it."""
-        done_bytes = 0
-        for chunk in self.chunks:
-            view = memoryview(chunk)
-            for start in range(0, len(view), _PIECE_BYTES):
-                yield view[start : start + _PIECE_BYTES]
-                done_bytes += min(_PIECE_BYTES, len(view) - start)
-                if self.sent is not None:
-                    self.sent(done_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class ClientResponse:
-    """The response of a node.
-
-    Attributes:
-        url: of the client, for messages.
-        status: the HTTP status.
-        body: the whole body, read-only.
-    """
-
-    url: str
-    status: int
-    body: memoryview
-
-
-Steps: TypeAlias = Generator[ClientRequest, ClientResponse, T]
-"""Yields requests, is sent their responses, returns a result."""
 
 
 class _Listing(msgspec.Struct):
@@ -285,7 +131,7 @@ def submit(requested: KeptRequest, sets: Mapping[str, Value]) -> Steps[str]:
         check_key("key", requested.key)
         headers["Idempotency-Key"] = requested.key
     if requested.callback:
-        _checked_headers({"Dandelion-Callback": requested.callback}, None)
+        checked_headers({"Dandelion-Callback": requested.callback}, None)
         headers["Dandelion-Callback"] = requested.callback
     path = _path("/v1/invoke", requested.name, requested.version)
     response = yield ClientRequest("POST", path, headers, chunks)

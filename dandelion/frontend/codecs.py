@@ -1,4 +1,4 @@
-"""Encoding and decoding of sets: JSON, MessagePack and raw bytes.
+"""Reading sets: JSON, MessagePack and raw bytes; `set_encoding` writes them.
 
 A request is ``{"sets": {name: set}, "values": {name: value}}``; `dandelion.frontend.values`
 describes sets, and `dandelion.data.item_set` values. A response is
@@ -7,35 +7,27 @@ describes sets, and `dandelion.data.item_set` values. A response is
 text or JSON. An item that is an array has its own ``dtype`` and ``shape``; others have neither.
 
 MessagePack in its long form is fast. Items are views into the body, so decoding a request copies
-nothing; large bodies are in the arena. A large response is a list of chunks, and the data of large
-items are views. Shorthands and numbers are decoded like JSON.
+nothing; large bodies are in the arena. Shorthands and numbers are decoded like JSON.
 """
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
-import numpy as np
 
-from dandelion.arrays import Array, Shape
+from dandelion.arrays import Shape
 from dandelion.data import Bytes, Item, ItemSet, Sets, SetSpec, checked, item_set
-from dandelion.errors import InvalidInput, TooLarge, TooMany
+from dandelion.errors import InvalidInput, TooMany
 from dandelion.frontend.asgi import clipped, did_you_mean
 from dandelion.frontend.values import check_fields, item_type, set_of
 
 Specs: TypeAlias = Mapping[str, SetSpec]
 SetMap: TypeAlias = dict[str, ItemSet | None]
 
-CHUNK_BYTES = 32 * 1024
-"""Items of at least this size are separate chunks. Smaller ones are cheaper to copy."""
-
 BIN_LIMIT_BYTES = 2**32 - 1
 ITEMS_LIMIT = 2**32
-_JOINED_BYTES = 1024 * 1024
 
 
 class PackItem(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -95,8 +87,6 @@ _pack_response = msgspec.msgpack.Decoder(PackResponse)
 _pack_plain = msgspec.msgpack.Decoder()
 _json_request = msgspec.json.Decoder(JsonRequest)
 _json_plain = msgspec.json.Decoder()
-_pack = msgspec.msgpack.Encoder()
-_json = msgspec.json.Encoder()
 
 
 # --- requests ---------------------------------------------------------------------------------
@@ -289,33 +279,6 @@ def _view(
 # --- responses ----------------------------------------------------------------------------------
 
 
-def encode_json(invocation: str, sets: Mapping[str, ItemSet | None]) -> list[Bytes]:
-    """Write a JSON response.
-
-    Items are ``numbers`` if they are arrays that JSON can express, ``value`` if their set is
-    declared as JSON, else ``text`` where the data is printable UTF-8, else ``data`` in base64.
-    """
-    plain = {name: _json_items(value) for name, value in sets.items()}
-    return [_json.encode({"id": invocation, "sets": plain, **_declared(sets)})]
-
-
-def encode_msgpack(invocation: str, sets: Mapping[str, ItemSet | None]) -> list[Bytes]:
-    """Write a MessagePack response without copying the data of large items."""
-    head = {"id": invocation, **_declared(sets)}
-    return _document(head, {name: s.items if s else None for name, s in sets.items()})
-
-
-def encode_request(sets: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> list[Bytes]:
-    """Write a MessagePack request.
-
-    Args:
-        sets: by name None, a sequence of `PackItem` or `Item`, or a value in a shorthand that
-            MessagePack can express.
-        values: plain values by name, which the node converts.
-    """
-    return _document({"values": values} if values else {}, sets)
-
-
 def decode_response(body: Bytes) -> tuple[str, Sets]:
     """Read a MessagePack response: the invocation's id and its sets, as views into `body`.
 
@@ -339,142 +302,3 @@ def decode_response(body: Bytes) -> tuple[str, Sets]:
 def _typed_set(name: str, items: tuple[Item, ...], kind: SetType | None, form: str) -> ItemSet:
     dtype, shape = (None, None) if kind is None else (kind.dtype, kind.shape)
     return ItemSet(name, items, dtype, shape, form)
-
-
-def _declared(sets: Mapping[str, ItemSet | None]) -> dict[str, Any]:
-    """List the types of sets, and their forms if there are any."""
-    given = [(name, s) for name, s in sets.items() if s is not None]
-    types = {name: SetType(s.dtype, s.shape) for name, s in given if s.dtype}
-    forms = {name: s.form for name, s in given if s.form}
-    return {"types": types, "forms": forms} if forms else {"types": types}
-
-
-def _json_items(value: ItemSet | None) -> list[dict[str, Any]] | None:
-    if value is None:
-        return None
-    return [
-        {"name": item.name, "key": item.key, **_json_content(item, value)} for item in value.items
-    ]
-
-
-def _json_content(item: Item, declared: ItemSet) -> dict[str, Any]:
-    if item.dtype is not None:
-        return {**_type(item), **_json_numbers(item, item.numpy())}
-    if declared.dtype is not None:
-        return _json_numbers(item, item.numpy(declared.dtype, _fitting(item, declared)))
-    if declared.form.startswith("json"):
-        try:
-            return {"value": msgspec.json.decode(item.data)}
-        except (msgspec.DecodeError, RecursionError):
-            pass  # a declared form is not checked before
-    try:
-        text = str(item.data, "utf-8")
-    except UnicodeDecodeError:
-        return {"data": item.data}
-    printable = text.isprintable() or text.translate(_BREAKS).isprintable()
-    return {"text": text} if printable else {"data": item.data}
-
-
-def _json_numbers(item: Item, array: Array) -> dict[str, Any]:
-    if not array.size:  # its shape may need any number of empty lists
-        return {"numbers": []}
-    if array.dtype.kind in "biu" or (array.dtype.kind == "f" and np.isfinite(array).all()):
-        return {"numbers": array.tolist()}
-    return {"data": item.data}
-
-
-_BREAKS = dict.fromkeys(map(ord, "\t\n\r"))
-
-
-def _fitting(item: Item, declared: ItemSet) -> tuple[int, ...]:
-    """Return the declared shape with its open dimension filled in; flat if several are open."""
-    shape = declared.shape
-    if shape is None or sum(size < 0 for size in shape) > 1:
-        return (-1,)
-    count = item.size_bytes // np.dtype(declared.dtype).itemsize
-    fixed = math.prod(size for size in shape if size >= 0)
-    return shape if fixed and count else (0,) if not count else (-1,)
-
-
-# --- MessagePack in chunks --------------------------------------------------------------------
-
-
-def _document(head: dict[str, Any], sets: Mapping[str, Any]) -> list[Bytes]:
-    if all(_is_small(items) for items in sets.values()):
-        small = {n: [*map(_fields, i)] if type(i) is tuple else i for n, i in sets.items()}
-        return [_pack.encode({**head, "sets": small})]
-    out = _Chunks()
-    out.small += _map_header(len(head) + 1)
-    for key, value in head.items():
-        out.small += _pack.encode(key)
-        out.small += _pack.encode(value)
-    out.small += _pack.encode("sets")
-    out.small += _map_header(len(sets))
-    for name, items in sets.items():
-        out.small += _pack.encode(name)
-        if isinstance(items, tuple):
-            out.small += _array_header(len(items))
-            for item in items:
-                out.item(item)
-        else:
-            out.small += _pack.encode(items)
-    return out.done()
-
-
-def _is_small(items: Any) -> bool:
-    if type(items) is not tuple:
-        return True
-    return len(items) <= 4 and all(len(item.data) < CHUNK_BYTES // 4 for item in items)
-
-
-class _Chunks:
-    """Collects small pieces in one chunk, and large data in separate chunks."""
-
-    __slots__ = ("_chunks", "small")
-
-    def __init__(self) -> None:
-        self.small = bytearray()
-        self._chunks: list[Bytes] = []
-
-    def item(self, item: Item | PackItem) -> None:
-        data = item.data
-        size = len(data)
-        if size < CHUNK_BYTES:
-            self.small += _pack.encode(_fields(item))
-            if len(self.small) > _JOINED_BYTES:
-                self._flush()
-            return
-        if size > BIN_LIMIT_BYTES:
-            raise TooLarge(f"item '{item.name}'", size, BIN_LIMIT_BYTES)
-        fields = {**_fields(item), "data": b""}
-        self.small += _pack.encode(fields)[:-2]  # without the empty binary, which comes last
-        self.small += struct.pack(">BI", 0xC6, size)
-        self._flush()
-        self._chunks.append(data)
-
-    def _flush(self) -> None:
-        if self.small:
-            self._chunks.append(bytes(self.small))
-            self.small = bytearray()
-
-    def done(self) -> list[Bytes]:
-        self._flush()
-        return self._chunks
-
-
-def _fields(item: Item | PackItem) -> dict[str, Any]:
-    if item.dtype is None:
-        return {"name": item.name, "key": item.key, "data": item.data}
-    return {"name": item.name, "key": item.key, **_type(item), "data": item.data}
-
-
-def _type(item: Item | PackItem) -> dict[str, Any]:
-    return {"dtype": item.dtype} | ({} if item.shape is None else {"shape": item.shape})
-
-
-def _map_header(count: int) -> bytes:
-    return struct.pack(">B", 0x80 | count) if count < 16 else struct.pack(">BI", 0xDF, count)
-
-
-def _array_header(count: int) -> bytes:
-    return struct.pack(">B", 0x90 | count) if count < 16 else struct.pack(">BI", 0xDD, count)

@@ -21,7 +21,7 @@ import urllib3
 from urllib3 import exceptions
 from urllib3.util import SKIP_HEADER, Retry, Timeout
 
-from dandelion.frontend.client_protocol import (
+from dandelion.frontend.client_requests import (
     AUTOMATIC_HEADERS,
     ClientRequest,
     ClientResponse,

@@ -11,7 +11,11 @@ a trace context, with transfer coding, upgrades or expectations, of connections 
 
 from __future__ import annotations
 
-from dandelion.frontend.asgi import FIELDS, Header, Message
+import asyncio
+
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr
+
+from dandelion.frontend.asgi import FIELDS, WHOLE_RESPONSE, Header, Message
 from dandelion.frontend.cycle import Cycle
 
 KNOWN_HEADS = 1024
@@ -31,6 +35,19 @@ _OF_HEAD = (
 _NOT_KEPT = frozenset(
     (b"transfer-encoding", b"upgrade", b"expect", b"traceparent", b"idempotency-key")
 )
+
+
+def connection_scope(transport: asyncio.Transport) -> Message:
+    """Make the part of an ASGI scope that depends on the connection only."""
+    is_secure = transport.get_extra_info("sslcontext") is not None
+    return {
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "server": get_local_addr(transport),
+        "client": get_remote_addr(transport),
+        "scheme": "https" if is_secure else "http",
+        "root_path": "",
+        "extensions": {WHOLE_RESPONSE: {}},
+    }
 
 
 def head_scope(

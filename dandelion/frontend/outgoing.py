@@ -21,7 +21,7 @@ from dandelion.frontend.codecs import PackItem
 from dandelion.frontend.values import FIELDS
 
 Outgoing: TypeAlias = Any
-"""What `dandelion.frontend.codecs.encode_request` takes for a set."""
+"""What `dandelion.frontend.set_encoding.encode_request` takes for a set."""
 
 
 _NO_JSON = Item | ItemSet | bytes | bytearray | memoryview | np.ndarray

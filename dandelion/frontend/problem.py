@@ -24,11 +24,13 @@ from dandelion.errors import (
     Problems,
     root_of,
 )
-from dandelion.frontend.asgi import Header, Response
+from dandelion.frontend.asgi import Header, Receive, Response, Scope, Send
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:dandelion:error:"
 RETRY_AFTER_S = 1
+CONNECTION_LIMIT_KEY = "dandelion.connections"
+"""Key of a scope: how many connections the node may have, if this one is a surplus one."""
 
 
 @dataclass(eq=False)
@@ -304,6 +306,12 @@ def problem_response(error: DandelionError, instance: str = "") -> Response:
     body = encode_problem(problem_of(error, instance))
     hold = isinstance(root, Overloaded) and root.owner == Overloaded.owner  # that is the node
     return Response([body], MEDIA_TYPE.encode(), root.status, headers, hold=hold)
+
+
+async def refuse_surplus(scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse a request on a surplus connection; its scope has the limit of connections."""
+    response = problem_response(Crowded(scope[CONNECTION_LIMIT_KEY]))
+    await response.send(send, scope["extensions"])
 
 
 def closing_response(error: DandelionError) -> bytes:

@@ -1,4 +1,4 @@
-"""The protocol of HTTP/1.1 connections: parsing with httptools, time-outs, whole responses.
+"""The protocol of HTTP/1.1 connections: requests in order, time-outs, whole responses.
 
 In ASGI, head and body of a response are two messages, and servers write each. For a response of a
 hundred bytes the second system call costs as much as parsing the request. So this protocol has an
@@ -13,86 +13,50 @@ A connection that is closed before its whole request was read **lingers**: the r
 the sending half is closed, and further input is discarded for some time. If it were closed at once,
 the kernel would reset it, and the client could lose the response.
 
-A request may ask for another protocol (``Connection: upgrade``). The node serves no other one, so
-it answers as if the request did not ask, as RFC 9110 allows. httptools stops behind the head of
-such a request, since another protocol could follow; parsed as usual, the body would be the next
-request. So the parser gets the part of the head that determines the body's end once more, without
-the upgrade, and then the rest. CONNECT is refused, since what follows it has no end.
-
-Trailers of a chunked body are discarded: as headers, they could change the meaning of a request
-that was already checked.
-
 `tests/node/test_frontend.py` compares whole responses with plain ASGI under uvicorn.
 """
 
 from __future__ import annotations
 
 import asyncio
-import urllib.parse
 from collections import deque
 from typing import Any
 
-import httptools
 import uvicorn
-from httptools import HttpParserError, HttpParserUpgrade
-from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
-from dandelion.errors import DandelionError, InvalidInput
+from dandelion.errors import DandelionError
 from dandelion.frontend.acceptor import Newcomer
 from dandelion.frontend.access import OPEN_PATHS
 from dandelion.frontend.admission import Peer, Wait, reset
 from dandelion.frontend.asgi import (
-    FIELDS,
     TASK,
-    WHOLE_RESPONSE,
     Application,
-    Header,
     Message,
-    Receive,
-    Scope,
-    Send,
 )
 from dandelion.frontend.cycle import Cycle
-from dandelion.frontend.heads import KnownHeads, head_scope
+from dandelion.frontend.flow_control import FlowControl
+from dandelion.frontend.heads import KnownHeads, connection_scope
 from dandelion.frontend.problem import (
+    CONNECTION_LIMIT_KEY,
     RETRY_AFTER_S,
-    Crowded,
-    HeadTooLong,
-    NoTunnel,
-    RequestError,
     Stalled,
     closing_response,
-    problem_response,
+    refuse_surplus,
 )
+from dandelion.frontend.request_parser import PIECE_BYTES, RequestParser
 
-HEAD_LIMIT_BYTES = 64 * 1024
-"""Longest head of a request, see `Protocol`."""
 LINGER_BYTES = 1024 * 1024 * 1024
 """How much input of a lingering connection is discarded before it is reset."""
-_PIECE_BYTES = 64 * 1024
-_FRAMING = (b"content-length", b"transfer-encoding")
-_ASGI = {"version": "3.0", "spec_version": "2.3"}
-_CONNECTIONS = "dandelion.connections"
 
 
-async def _crowded(scope: Scope, receive: Receive, send: Send) -> None:
-    """Handle a request on a surplus connection."""
-    response = problem_response(Crowded(scope[_CONNECTIONS]))
-    await response.send(send, scope["extensions"])
-
-
-class Protocol(asyncio.Protocol):
+class Protocol(FlowControl):
     """A connection of HTTP/1.1.
 
     A request starts when all input that arrived with its head is parsed, or in the next iteration
     of the loop if many have (`Turns`). If it is complete by then, its first step runs at once. Most
     requests complete in this step; the others continue in a task. The first step of a request never
     runs inside the step of another request.
-
-    The length of a head is limited, since the parser assembles long heads in quadratic time. Input
-    is parsed in pieces. All pieces that end within a head count, so up to one piece more than the
-    limit is held.
 
     The data of a request is freed when it is complete, not when the next request arrives. With
     thousands of connections that is much later.
@@ -112,9 +76,7 @@ class Protocol(asyncio.Protocol):
         newcomer: its place in the table is taken by this connection.
 
     Attributes:
-        transport: of the connection.
-        write_paused: whether the client does not read fast enough.
-        read_paused: whether no input is read for now.
+        cycle: the last request whose head was read; None if it is complete and answered.
     """
 
     __slots__ = (
@@ -124,14 +86,8 @@ class Protocol(asyncio.Protocol):
         "_base",
         "_beginning",
         "_begun",
-        "_cycle",
-        "_framing",
-        "_head_bytes",
-        "_headers",
         "_heads",
         "_held",
-        "_in_body",
-        "_in_head",
         "_newcomer",
         "_parser",
         "_received_bytes",
@@ -139,19 +95,15 @@ class Protocol(asyncio.Protocol):
         "_server_state",
         "_surplus",
         "_table",
-        "_url",
         "_waiting",
-        "_writable",
         "address",
+        "cycle",
         "lingers",
         "loop",
         "mark",
         "peer",
-        "read_paused",
         "since",
-        "transport",
         "wait",
-        "write_paused",
     )
 
     def __init__(
@@ -162,6 +114,7 @@ class Protocol(asyncio.Protocol):
         *,
         newcomer: Newcomer,
     ) -> None:
+        super().__init__()
         if not config.loaded:
             config.load()
         self._app: Application = config.loaded_app
@@ -170,28 +123,16 @@ class Protocol(asyncio.Protocol):
         self._newcomer: Newcomer | None = newcomer
         self._table = newcomer.table
         self.loop = asyncio.get_running_loop()
-        self.transport: asyncio.Transport = None  # type: ignore[assignment]  # until it is made
-        self._parser = httptools.HttpRequestParser(self)
-        # A request is answered although the client has closed its half of the connection.
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._parser = RequestParser(self)
         self._base: Message = {}  # what all requests of the connection have
-        self.read_paused = False
-        self.write_paused = False
-        self._writable: asyncio.Event | None = None
         # The current request:
-        self._cycle: Cycle | None = None
+        self.cycle: Cycle | None = None
         self._active: Cycle | None = None  # the one that is answered: it, or one before it
         self._waiting: deque[Cycle] = deque()  # pipelined ones
-        self._url = b""
-        self._headers: list[Header] = []
         self._beginning = False
         self._begun: list[Cycle] = []
         self._served = False
-        self._head_bytes = 0
-        self._framing: bytes | None = None
         self._received_bytes = 0
-        self._in_head = False
-        self._in_body = False
         self._answered = False
         self._held = False
         self._surplus = newcomer.surplus
@@ -209,15 +150,7 @@ class Protocol(asyncio.Protocol):
         """Take the newcomer's place in the table."""
         self.transport = transport
         self._server_state.connections.add(self)  # type: ignore[arg-type]  # uvicorn only calls shutdown()
-        is_secure = transport.get_extra_info("sslcontext") is not None
-        self._base = {
-            "asgi": _ASGI,
-            "server": get_local_addr(transport),
-            "client": get_remote_addr(transport),
-            "scheme": "https" if is_secure else "http",
-            "root_path": "",
-            "extensions": {WHOLE_RESPONSE: {}},
-        }
+        self._base = connection_scope(transport)
         if self._newcomer is not None:
             self._table.replace(self._newcomer, self, self.loop.time())
             self._newcomer = None
@@ -227,53 +160,18 @@ class Protocol(asyncio.Protocol):
         self._table.forget(self)
         self._server_state.connections.discard(self)
         self._leave()
-        self._resume_writer()
-        self._cycle = self._active = None
-        self._parser = None  # type: ignore[assignment]  # breaks the reference cycle
+        self.resume_writer()
+        self.cycle = self._active = None
+        self._parser.close()
 
     def shutdown(self) -> None:
         """Finish the request that runs; called by the server."""
-        if self._cycle is None or self._cycle.response_complete:
+        if self.cycle is None or self.cycle.response_complete:
             self.transport.close()
         else:
-            self._cycle.keep_alive = False
+            self.cycle.keep_alive = False
 
-    def pause_writing(self) -> None:
-        """Wait until the client reads."""
-        self.write_paused = True
-        self._update_wait()
-
-    def resume_writing(self) -> None:
-        """Continue."""
-        self._resume_writer()
-        self._update_wait()
-
-    def _resume_writer(self) -> None:
-        self.write_paused = False
-        if self._writable is not None:
-            self._writable.set()
-
-    async def drain(self) -> None:
-        """Wait until the client has read enough, or the connection has ended."""
-        while self.write_paused:
-            if self._writable is None:
-                self._writable = asyncio.Event()
-            self._writable.clear()
-            await self._writable.wait()
-
-    def pause_reading(self) -> None:
-        """Read no more input for now."""
-        if not self.read_paused:
-            self.read_paused = True
-            self.transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Read input again."""
-        if self.read_paused:
-            self.read_paused = False
-            self.transport.resume_reading()
-
-    def _update_wait(self) -> None:
+    def update_wait(self) -> None:
         wait = self._waits_for()
         if wait is not self.wait or self._answered:
             self._table.enter(self, wait, self.loop.time())
@@ -286,11 +184,11 @@ class Protocol(asyncio.Protocol):
             return Wait.RESPONSE if self.transport.get_write_buffer_size() else None
         if self.write_paused:
             return Wait.RESPONSE
-        if self._in_body:
+        if self._parser.in_body:
             return Wait.BODY
-        if self._cycle is not None and not self._cycle.response_complete:
+        if self.cycle is not None and not self.cycle.response_complete:
             return None
-        return Wait.IDLE if self._served and not self._in_head else Wait.HEAD
+        return Wait.IDLE if self._served and not self._parser.in_head else Wait.HEAD
 
     # --- for the table --------------------------------------------------------------------------
 
@@ -309,9 +207,9 @@ class Protocol(asyncio.Protocol):
         limits = self._table.limits
         if self.lingers or self.transport.is_closing() or self.write_paused:
             self.abort()
-        elif self._in_body:
+        elif self._parser.in_body:
             self._fail(Stalled("body", limits.moving_s, limits.rate_bytes))
-        elif self._in_head:
+        elif self._parser.in_head:
             self._fail(Stalled("head", limits.head_s))
         else:
             self.close()
@@ -336,7 +234,7 @@ class Protocol(asyncio.Protocol):
             self.resume_reading()
         else:
             self.transport.close()
-        self._update_wait()
+        self.update_wait()
 
     def _fail(self, error: DandelionError) -> None:
         """Close the connection with a problem document if no response has started."""
@@ -352,7 +250,7 @@ class Protocol(asyncio.Protocol):
     def _leave(self) -> None:
         """End all requests, since they will get no response."""
         self._waiting.clear()
-        for cycle in (self._active, self._cycle):
+        for cycle in (self._active, self.cycle):
             if cycle is not None:
                 cycle.leave()
 
@@ -366,12 +264,12 @@ class Protocol(asyncio.Protocol):
                 self.abort()
             return
         self._beginning = True
-        if self._cycle is not None or self._in_head or not self._begin_known(data):
+        if self.cycle is not None or self._parser.in_head or not self._begin_known(data):
             self._parse_all(data)
         if not self._begun or self._table.turns.begins_at_once(self.loop):
             self._begin()
         else:
-            self._update_wait()
+            self.update_wait()
             self.loop.call_soon(self._begin)
 
     def _begin_known(self, data: bytes) -> bool:
@@ -383,121 +281,47 @@ class Protocol(asyncio.Protocol):
         cycle = Cycle(self, {**head, **self._base}, keep_alive=True, expects_continue=False)
         cycle.feed(data[end:])
         cycle.end_body()
-        self._cycle = cycle
+        self.cycle = cycle
         self._begin_cycle(cycle)
         return True
 
     def _parse_all(self, data: bytes) -> None:
-        is_start = self._cycle is None and not self._in_head
-        if len(data) <= _PIECE_BYTES:
+        is_start = self.cycle is None and not self._parser.in_head
+        if len(data) <= PIECE_BYTES:
             self._parse(data)
         else:
             view = memoryview(data)
-            for start in range(0, len(view), _PIECE_BYTES):
-                self._parse(view[start : start + _PIECE_BYTES])
-        if is_start and len(self._begun) == 1 and not (self._in_head or self._in_body):
+            for start in range(0, len(view), PIECE_BYTES):
+                self._parse(view[start : start + PIECE_BYTES])
+        if (
+            is_start
+            and len(self._begun) == 1
+            and not (self._parser.in_head or self._parser.in_body)
+        ):
             self._heads.add(data, self._begun[0])
 
     def _parse(self, piece: Any) -> None:
         if self.lingers or self.transport.is_closing():
             return
-        self._feed(piece)
-        if not (self._in_head or self._in_body):
-            self._head_bytes = 0
-            return
-        self._head_bytes += len(piece)
-        if self._head_bytes > HEAD_LIMIT_BYTES + _PIECE_BYTES:
-            self._fail(HeadTooLong(HEAD_LIMIT_BYTES))
-
-    def _feed(self, piece: Any) -> None:
-        """Parse a piece; an upgrade is ignored."""
-        at = 0
         try:
-            while True:
-                try:
-                    return self._parser.feed_data(memoryview(piece)[at:] if at else piece)
-                except HttpParserUpgrade as stopped:
-                    at += stopped.args[0]
-                    if self._framing is not None:
-                        self._parser.feed_data(self._framing)
-        except HttpParserError as error:
-            malformed = InvalidInput("request", "not valid HTTP/1.1")
-            cause = error.__context__
-            self._fail(cause if isinstance(cause, RequestError) else malformed)
+            self._parser.parse(piece)
+        except DandelionError as error:
+            self._fail(error)
 
-    def on_message_begin(self) -> None:
-        """Called by the parser at the first byte of a head."""
-        self._in_head = True
-        self._url = b""
-        self._headers = []
-
-    def on_url(self, url: bytes) -> None:
-        """Called by the parser with a part of the target of a request."""
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Called by the parser with a header, or with a trailer."""
-        self._headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        """Called by the parser at the end of a head, and of the part of it that is repeated."""
-        self._in_head = False
-        self._in_body = True
-        if self._framing is not None:
-            self._framing = None
-            return
-        parser = self._parser
-        if parser.should_upgrade():
-            self._framing = self._framing_again()
-        version = parser.get_http_version()
-        url = httptools.parse_url(self._url)
-        path = url.path.decode("ascii")
-        head = head_scope(
-            version,
-            parser.get_method().decode("ascii"),
-            urllib.parse.unquote(path) if "%" in path else path,
-            url.path,
-            url.query or b"",
-            self._headers,
-        )
-        self._headers = []  # for trailers
-        before = self._cycle
-        self._cycle = cycle = Cycle(
+    def begin_request(self, head: Message, *, keep_alive: bool, expects_continue: bool) -> None:
+        """Called by the parser with a head: start the request, after those before it."""
+        before = self.cycle
+        self.cycle = cycle = Cycle(
             self,
             {**head, **self._base},
-            keep_alive=version != "1.0" and parser.should_keep_alive(),
-            expects_continue=head[FIELDS].get(b"expect", b"").lower() == b"100-continue",
+            keep_alive=keep_alive,
+            expects_continue=expects_continue,
         )
         if before is None or before.response_complete:
             self._begin_cycle(cycle)
         else:
             self.pause_reading()
             self._waiting.append(cycle)
-
-    def on_body(self, body: bytes) -> None:
-        """Called by the parser with a part of a body."""
-        self._head_bytes = 0
-        assert self._cycle is not None, "its head is complete"
-        self._cycle.feed(body)
-
-    def _framing_again(self) -> bytes:
-        """Return a head with the same body as the current one, without its upgrade.
-
-        Raises:
-            NoTunnel: the method is CONNECT.
-        """
-        if self._parser.get_method() == b"CONNECT":
-            raise NoTunnel
-        lines = [b"%b: %b\r\n" % header for header in self._headers if header[0] in _FRAMING]
-        return b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(lines)
-
-    def on_message_complete(self) -> None:
-        """Called by the parser at the end of a request, and where it stops at an upgrade."""
-        if self._framing is not None:
-            return
-        self._in_body = False
-        assert self._cycle is not None, "its head is complete"
-        self._cycle.end_body()
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -511,7 +335,7 @@ class Protocol(asyncio.Protocol):
             if self._waiting:
                 self._begin_cycle(self._waiting.popleft())
         if not self._beginning:
-            self._update_wait()
+            self.update_wait()
             self._free_request()
 
     def hold(self) -> None:
@@ -530,7 +354,7 @@ class Protocol(asyncio.Protocol):
         """Start a request when all input is parsed."""
         if self._surplus:
             cycle.keep_alive = False
-            cycle.scope[_CONNECTIONS] = self._table.limits.connections
+            cycle.scope[CONNECTION_LIMIT_KEY] = self._table.limits.connections
         self._active = cycle
         self._begun.append(cycle)
         if not self._beginning:  # called from the task of the previous request
@@ -545,19 +369,24 @@ class Protocol(asyncio.Protocol):
                     self._first_step(cycle)
         finally:
             self._beginning = False
-            self._update_wait()
+            self.update_wait()
             self._free_request()
 
     def _free_request(self) -> None:
         """Free the data of a complete request."""
-        cycle = self._cycle
-        if cycle is None or self._in_head or self._in_body or not cycle.response_complete:
+        cycle = self.cycle
+        if (
+            cycle is None
+            or self._parser.in_head
+            or self._parser.in_body
+            or not cycle.response_complete
+        ):
             return
-        self._cycle = self._active = None
+        self.cycle = self._active = None
 
     def _first_step(self, cycle: Cycle) -> None:
         is_crowded = self._surplus and cycle.scope["path"] not in OPEN_PATHS
-        rest = cycle.begin(_crowded if is_crowded else self._app)
+        rest = cycle.begin(refuse_surplus if is_crowded else self._app)
         if rest is None:
             return
         task = self.loop.create_task(rest)

@@ -6,11 +6,11 @@ from functools import partial
 
 from dandelion.data import Bytes, Sets
 from dandelion.frontend.asgi import Header, Response
-from dandelion.frontend.codecs import encode_json, encode_msgpack
 from dandelion.frontend.conversion.converter import Converter
 from dandelion.frontend.conversion.costs import costs_json_response, many_items
 from dandelion.frontend.negotiation import Codec
 from dandelion.frontend.problem import NotAcceptable
+from dandelion.frontend.set_encoding import encode_json, encode_msgpack
 
 _MEDIA_TYPES = {codec: codec.value.encode() for codec in Codec}
 

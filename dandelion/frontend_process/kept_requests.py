@@ -18,13 +18,13 @@ from dandelion.errors import DandelionError, InternalError
 from dandelion.frontend_process.messages import (
     Answered,
     AskKept,
-    Blob,
     CancelKept,
     Failed,
     FetchKept,
     Keep,
     ListKept,
 )
+from dandelion.frontend_process.wire import Blob
 from dandelion.node import Node
 
 log = logging.getLogger("dandelion.frontend")

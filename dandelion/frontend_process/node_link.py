@@ -22,12 +22,9 @@ from dandelion.errors import Cancelled, DandelionError, InternalError
 from dandelion.frontend_process.kept_requests import KeptRequests
 from dandelion.frontend_process.link import BadMessage, Link
 from dandelion.frontend_process.messages import (
-    INLINE_BYTES,
-    PART_ITEMS,
     Answered,
     Ask,
     AskKept,
-    Blob,
     Cancel,
     Drain,
     Ended,
@@ -44,15 +41,20 @@ from dandelion.frontend_process.messages import (
     Release,
     Reload,
     Submit,
-    WireItem,
-    WireSet,
-    WireSets,
     from_frontend,
-    inline_item,
-    joined,
 )
 from dandelion.frontend_process.queries import Queries
 from dandelion.frontend_process.status import StatusWriter
+from dandelion.frontend_process.wire import (
+    INLINE_BYTES,
+    PART_ITEMS,
+    Blob,
+    WireItem,
+    WireSet,
+    WireSets,
+    inline_item,
+    joined,
+)
 from dandelion.memory import Context
 from dandelion.node import Node
 from dandelion.node.invocation import Invocation

@@ -15,9 +15,7 @@ from dandelion.documents import Content
 from dandelion.errors import DandelionError, InternalError
 from dandelion.frontend.conversion.contents import with_contents
 from dandelion.frontend.records import read_document
-from dandelion.frontend_process.messages import (
-    BLOB_BYTES,
-    Blob,
+from dandelion.frontend_process.query_messages import (
     Describe,
     GetActivity,
     GetCapacity,
@@ -39,9 +37,9 @@ from dandelion.frontend_process.messages import (
     Remove,
     UnregisterRegion,
     WireRecord,
-    WireSets,
     WireSignature,
 )
+from dandelion.frontend_process.wire import BLOB_BYTES, Blob, WireSets
 from dandelion.memory import Context
 from dandelion.node import Node
 

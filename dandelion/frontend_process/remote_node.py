@@ -19,11 +19,9 @@ from typing import Any
 from dandelion.asynchronous.records import KeptRequest
 from dandelion.data import Bytes, Item, ItemSet, Sets
 from dandelion.errors import from_record
-from dandelion.frontend_process.leases import SLAB_BYTES, SLAB_ITEM_BYTES, Leases, Slabs
+from dandelion.frontend_process.leases import SLAB_BYTES, Leases, Slabs
 from dandelion.frontend_process.link import Link
 from dandelion.frontend_process.messages import (
-    INLINE_BYTES,
-    PART_ITEMS,
     Answered,
     Ask,
     AskKept,
@@ -39,19 +37,21 @@ from dandelion.frontend_process.messages import (
     LinesDropped,
     Open,
     Part,
-    Query,
     Release,
     Reload,
     Submit,
-    WireItem,
-    WireSet,
-    WireSets,
-    inline_item,
-    joined,
 )
+from dandelion.frontend_process.query_messages import Query
 from dandelion.frontend_process.remote_kept import RemoteKept
 from dandelion.frontend_process.remote_queries import RemoteQueries
+from dandelion.frontend_process.remote_sets import RemoteSets, placed
 from dandelion.frontend_process.status import StatusReader
+from dandelion.frontend_process.wire import (
+    PART_ITEMS,
+    WireSet,
+    WireSets,
+    joined,
+)
 from dandelion.memory import ArenaMap, Context
 from dandelion.settings import Settings
 from dandelion.tokens.table import Buckets
@@ -105,6 +105,7 @@ class RemoteNode(RemoteQueries):
         self._leasing: dict[int, tuple[int, bool]] = {}  # size, and whether it is a slab
         self._leases = Leases(arena, self.acquire)
         self._slabs = Slabs(self._request_slab)
+        self._wire = RemoteSets(self._leases, self._slabs, self._release_later)
         self._releasing: asyncio.TimerHandle | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             Ended: self._on_ended,
@@ -266,7 +267,7 @@ class RemoteNode(RemoteQueries):
         """Invoke with sets; cancelling it cancels the invocation."""
         number, future = self._expect()
         try:
-            wire = self._wired(sets)
+            wire = self._wire.wired(sets)
             if wire is None:
                 wire = await self._sent_ahead(number, sets)
             self._link.post(
@@ -295,7 +296,7 @@ class RemoteNode(RemoteQueries):
         """Send an asynchronous invocation; give the answer, see `Keep`."""
         number, future = self._expect()
         try:
-            wire = self._wired(sets)
+            wire = self._wire.wired(sets)
             if wire is None:
                 wire = await self._sent_ahead(number, sets)
             self._link.post(Keep(number, request, wire, tenant))
@@ -321,45 +322,14 @@ class RemoteNode(RemoteQueries):
         finally:
             del future
 
-    def _wired(self, sets: Mapping[str, ItemSet | None]) -> WireSets | None:
-        """Name sets for one message; None if they need a lease or are too many items for that."""
-        wired = []
-        count = 0
-        for name, one in sets.items():
-            if one is None:
-                wired.append(WireSet(name))
-                continue
-            count += len(one.items)
-            if count > PART_ITEMS:
-                return None
-            items = []
-            for item in one.items:
-                made = self._wired_item(item)
-                if made is None:
-                    return None
-                items.append(made)
-            wired.append(WireSet(name, tuple(items), one.dtype, one.shape, one.form))
-        return tuple(wired)
-
-    def _wired_item(self, item: Item) -> WireItem | None:
-        data = item.data
-        if item.size_bytes <= INLINE_BYTES:
-            return inline_item(item, data if isinstance(data, bytes) else bytes(data))
-        place = self._leases.find(data)
-        if place is None:
-            if item.size_bytes > SLAB_ITEM_BYTES:
-                return None
-            place = self._slabs.place(data)
-            if place is None:
-                return inline_item(item, bytes(data))
-        return _placed(item, *place)
-
     async def _sent_ahead(self, number: int, sets: Mapping[str, ItemSet | None]) -> WireSets:
         """Send all items in parts, those that lie elsewhere copied to a lease; give the sets.
 
         Slabs are not used: one may be released while this waits, before its data is named.
         """
-        loose = [i for s in sets.values() if s is not None for i in s.items if self._is_loose(i)]
+        loose = [
+            i for s in sets.values() if s is not None for i in s.items if self._wire.is_loose(i)
+        ]
         size = sum(item.size_bytes for item in loose)
         lease = await self._lease(size) if size else None
         end = 0
@@ -369,12 +339,12 @@ class RemoteNode(RemoteQueries):
             for start in range(0, len(one.items), PART_ITEMS):
                 some = []
                 for item in one.items[start : start + PART_ITEMS]:
-                    if lease is not None and self._is_loose(item):
+                    if lease is not None and self._wire.is_loose(item):
                         await _copied(lease[1], end, item)
-                        some.append(_placed(item, lease[0], end))
+                        some.append(placed(item, lease[0], end))
                         end += item.size_bytes
                     else:
-                        made = self._wired_item(item)
+                        made = self._wire.wired_item(item)
                         assert made is not None, "it is small or lies in a lease"
                         some.append(made)
                 self._link.post(Part(number, WireSet(name, tuple(some))))
@@ -384,36 +354,13 @@ class RemoteNode(RemoteQueries):
             for name, one in sets.items()
         )
 
-    def _is_loose(self, item: Item) -> bool:
-        return item.size_bytes > INLINE_BYTES and self._leases.find(item.data) is None
-
     def _on_ended(self, message: Ended) -> None:
         sets = message.sets
         if self._parts:
             parts = self._parts.pop(message.number, None)
             sets = joined(parts, sets) if parts is not None else sets
-        outcome = RemoteOutcome(message.id, Sets(self._sets(message.number, sets)))
+        outcome = RemoteOutcome(message.id, Sets(self._wire.read(message.number, sets)))
         self._resolve(message.number, outcome)
-
-    def _sets(self, number: int, wire: WireSets) -> dict[str, ItemSet | None]:
-        base = 0
-        view: memoryview | None = None
-        made: dict[str, ItemSet | None] = {}
-        for one in wire:
-            items = []
-            for i in one.items:
-                data: Bytes | None = i.data
-                if data is None:
-                    if view is None:
-                        base, end = _span(wire)
-                        view = self._leases.result(number, base, end - base)
-                        self._release_later()
-                    data = view[i.offset - base : i.offset - base + i.size]
-                items.append(Item(i.name, i.key, data, i.dtype, i.shape))
-            made[one.name] = (
-                ItemSet(one.name, tuple(items), one.dtype, one.shape, one.form) if items else None
-            )
-        return made
 
     # --- queries: see `RemoteQueries` -----------------------------------------------------------
 
@@ -441,20 +388,8 @@ class RemoteNode(RemoteQueries):
         self._resolve(message.number, data)
 
 
-def _placed(item: Item, lease: int, offset: int) -> WireItem:
-    return WireItem(
-        item.name, item.key, None, item.dtype, item.shape, offset, item.size_bytes, lease
-    )
-
-
 async def _copied(context: Context, offset_bytes: int, item: Item) -> None:
     if item.size_bytes > _THREAD_BYTES:
         await asyncio.to_thread(context.write, offset_bytes, item.data)
     else:
         context.write(offset_bytes, item.data)
-
-
-def _span(wire: WireSets) -> tuple[int, int]:
-    """Give where in the arena the data of sets begins and ends."""
-    places = [(i.offset, i.offset + i.size) for s in wire for i in s.items if i.data is None]
-    return min(start for start, _ in places), max(end for _, end in places)

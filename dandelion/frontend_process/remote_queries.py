@@ -16,9 +16,7 @@ from dandelion.data import Bytes, ItemSet
 from dandelion.documents import Content, PlannedChange, Registered, RegistrationDocument
 from dandelion.frontend.conversion.contents import with_contents
 from dandelion.frontend.records import EngineEntry, encode_document
-from dandelion.frontend_process.messages import (
-    BLOB_BYTES,
-    Blob,
+from dandelion.frontend_process.query_messages import (
     Describe,
     GetActivity,
     GetCapacity,
@@ -40,10 +38,9 @@ from dandelion.frontend_process.messages import (
     Remove,
     UnregisterRegion,
     WireRecord,
-    WireSet,
     WireSignature,
-    inline_item,
 )
+from dandelion.frontend_process.wire import BLOB_BYTES, Blob, WireSet, inline_item
 from dandelion.function import FunctionSpec
 from dandelion.memory import Context
 from dandelion.node.regions import SharedRegion

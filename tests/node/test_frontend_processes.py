@@ -29,8 +29,8 @@ from dandelion.cli.settings import load_settings
 from dandelion.errors import ContextFull, InternalError, InvalidInput
 from dandelion.frontend_process import supervisor as supervisor_module
 from dandelion.frontend_process.leases import SLAB_BYTES
-from dandelion.frontend_process.messages import INLINE_BYTES, PART_ITEMS
 from dandelion.frontend_process.supervisor import Supervisor
+from dandelion.frontend_process.wire import INLINE_BYTES, PART_ITEMS
 from dandelion.node import Node, Settings
 
 from .frontend_processes import Processes

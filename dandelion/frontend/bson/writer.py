@@ -12,9 +12,8 @@ from collections.abc import Sequence
 
 from dandelion.data import Bytes, ItemSet
 from dandelion.errors import TooLarge
+from dandelion.frontend.chunks import CHUNK_BYTES, Chunks
 
-CHUNK_BYTES = 32 * 1024
-"""Data of at least this size is a chunk of its own."""
 REPLY_LIMIT_BYTES = 2**31 - 1
 """A BSON document has a signed length of 32 bits."""
 
@@ -44,7 +43,7 @@ def encode_reply(sets: Sequence[tuple[str, ItemSet | None]]) -> list[Bytes]:
     whole = 4 + len(_BEFORE_SETS) + array + 1
     if whole > REPLY_LIMIT_BYTES:
         raise TooLarge("reply", whole, REPLY_LIMIT_BYTES)
-    out = _Chunks()
+    out = _BsonChunks()
     out.small += _length(whole) + _BEFORE_SETS + _length(array)
     for index, (name, one) in enumerate(given):
         out.small += b"\x03%d\0" % index + _length(sizes[index])
@@ -61,7 +60,7 @@ def _items_bytes(one: ItemSet) -> int:
     return 5 + data + len(one.items) * _ITEM_BYTES + _names_bytes(len(one.items))
 
 
-def _write_items(out: _Chunks, one: ItemSet) -> None:
+def _write_items(out: _BsonChunks, one: ItemSet) -> None:
     for index, item in enumerate(one.items):
         name = item.name.encode()
         size = item.size_bytes
@@ -82,27 +81,14 @@ def _names_bytes(count: int) -> int:
     return total
 
 
-class _Chunks:
-    """Collects small pieces in one chunk, and large data in chunks of its own."""
+class _BsonChunks(Chunks):
+    """A BSON document in chunks."""
 
-    __slots__ = ("_chunks", "small")
-
-    def __init__(self) -> None:
-        self.small = bytearray()
-        self._chunks: list[Bytes] = []
+    __slots__ = ()
 
     def data(self, data: Bytes, size_bytes: int) -> None:
+        """Add the data of an item."""
         if size_bytes < CHUNK_BYTES:
             self.small += data
-            return
-        self._flush()
-        self._chunks.append(data)
-
-    def _flush(self) -> None:
-        if self.small:
-            self._chunks.append(bytes(self.small))
-            self.small = bytearray()
-
-    def done(self) -> list[Bytes]:
-        self._flush()
-        return self._chunks
+        else:
+            self.large(data)

@@ -24,7 +24,7 @@ from dandelion.data import Bytes, Item, ItemSet
 from dandelion.documents import Content, RegistrationDocument
 from dandelion.engine_process.channel import Channel
 from dandelion.errors import DandelionError, InternalError, TooLarge
-from dandelion.frontend.codecs import SetMap, decode_json, decode_msgpack, encode_json
+from dandelion.frontend.codecs import SetMap, decode_json, decode_msgpack
 from dandelion.frontend.conversion.contents import with_contents
 from dandelion.frontend.conversion.messages import (
     INLINE_BYTES,
@@ -54,6 +54,7 @@ from dandelion.frontend.kserve.json_tensors import read_tensors, write_tensors
 from dandelion.frontend.negotiation import Codec
 from dandelion.frontend.problem import TooCostly
 from dandelion.frontend.records import encode_document, read_document
+from dandelion.frontend.set_encoding import encode_json
 from dandelion.memory import ArenaMap
 
 LIMIT_S = 30

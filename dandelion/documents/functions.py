@@ -1,0 +1,165 @@
+"""Describing Python functions and GPU functions."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dandelion.contents import (
+    Content,
+    ContentLike,
+    ItemContent,
+    ItemContentLike,
+    content,
+    item_content,
+)
+from dandelion.data import Item, SetSpec, Value, is_json, item_set
+from dandelion.documents.records import CodeDocument, FunctionDocument, SetLike, set_spec
+from dandelion.errors import InvalidInput
+from dandelion.function import Batching, Limits
+
+if TYPE_CHECKING:
+    from dandelion.blueprint import Blueprint
+
+
+def python_function(
+    source: Callable[..., Any] | str | Path,
+    *,
+    inputs: Iterable[SetLike] | None = None,
+    outputs: Iterable[SetLike],
+    name: str | None = None,
+    entry: str | None = None,
+    imports: Iterable[str] = (),
+    limits: Limits | None = None,
+    static: Mapping[str, Value] | None = None,
+    cache: bool = False,
+    batching: Batching | None = None,
+    secrets: Mapping[str, str] | None = None,
+    packages: Iterable[str] = (),
+) -> FunctionDocument:
+    """Describe a Python compute function.
+
+    It gets one `dandelion.ItemSet` (or None) for each input set, by keyword, and returns a
+    dict from output set to anything that `dandelion.data.item_set` takes; for a single output set
+    the value alone is enough.
+
+    Args:
+        source: a function (its own source is taken, so it must import what it needs inside its
+            body), the text of a module, or the path of one.
+        inputs: input sets; by default the parameters of `source` if that is a function.
+        outputs: output sets.
+        name: registered name; by default that of the function.
+        entry: name of the function within the module; by default `name`.
+        imports: modules that the sandbox must have loaded before it is locked, such as ``numpy``.
+        limits: what one instance may use.
+        static: input sets that are fixed now: a value, or values by item name.
+        cache: keep results by the content of the inputs.
+        batching: how waiting calls are joined.
+        secrets: names of secrets of the node, by the input set that each fills.
+        packages: requirements of Python packages that the node prepares at registration.
+    """
+    inputs = None if inputs is None else tuple(inputs)
+    if callable(source):
+        text = textwrap.dedent(inspect.getsource(source))
+        entry = entry or source.__name__
+        if inputs is None:
+            inputs = tuple(inspect.signature(source).parameters)
+    else:
+        text = source.read_text() if isinstance(source, Path) else source
+    name = name or entry
+    if name is None:
+        raise InvalidInput("name", "a function given as text needs a name", "give name=...")
+    options = {"entry": entry or name}
+    if imports:
+        options["imports"] = ",".join(imports)
+    return FunctionDocument(
+        name=name,
+        inputs=tuple(inputs or ()),
+        outputs=tuple(outputs),
+        static=static_contents(static, inputs or ()),
+        limits=limits or Limits(),
+        code=(CodeDocument("python", text, options=options, packages=as_texts(packages)),),
+        cache=cache,
+        batching=batching,
+        secrets=dict(secrets or {}),
+    )
+
+
+def gpu_function(
+    name: str,
+    blueprint: str | bytes | Path | Blueprint,
+    *,
+    inputs: Iterable[SetLike],
+    outputs: Iterable[SetLike],
+    files: Mapping[str, ContentLike | bytes | Path],
+    static: Mapping[str, Value] | None = None,
+    limits: Limits | None = None,
+    batching: Batching | None = None,
+) -> FunctionDocument:
+    """Describe a GPU function: a blueprint and the files with its kernels.
+
+    Args:
+        name: registered name.
+        blueprint: JSON text of the blueprint, its path, or a builder.
+        inputs: input sets; their names are those of the blueprint's inputs and weights.
+        outputs: output sets; their names are those of the blueprint's outputs.
+        files: kernel sources and binaries by the name that the blueprint uses for them.
+        static: weights and other inputs that are fixed now: a value, or values by item name.
+        limits: what one instance may use.
+        batching: how waiting calls are joined.
+    """
+    inputs = tuple(inputs)
+    if not isinstance(blueprint, str | bytes | Path):
+        blueprint = blueprint.json()
+    main = blueprint.read_bytes() if isinstance(blueprint, Path) else blueprint
+    read = {n: f.read_bytes() if isinstance(f, Path) else f for n, f in files.items()}
+    return FunctionDocument(
+        name=name,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        static=static_contents(static, inputs or ()),
+        limits=limits or Limits(),
+        code=(CodeDocument("blueprint", content(main), {n: content(f) for n, f in read.items()}),),
+        batching=batching,
+    )
+
+
+def static_contents(
+    given: Mapping[str, Value] | None, sets: Iterable[SetLike] = ()
+) -> dict[str, dict[str, ItemContentLike]]:
+    """Describe fixed input sets.
+
+    Args:
+        given: a value of each set, as callers give them; see `dandelion.data.item_set`. Values may
+            be `ItemContent`. Keys are not kept.
+        sets: declarations, by which Python numbers become arrays.
+
+    Raises:
+        InvalidInput: a value cannot be an item.
+    """
+    specs = {spec.name: spec for spec in map(set_spec, sets)}
+    return {
+        name: _static_set(name, value, specs.get(name)) for name, value in (given or {}).items()
+    }
+
+
+def _static_set(name: str, value: Value, spec: SetSpec | None) -> dict[str, ItemContentLike]:
+    named = value if isinstance(value, Mapping) and not is_json(value, spec) else {name: value}
+    if all(isinstance(v, str | bytes | Content | np.ndarray | np.generic) for v in named.values()):
+        return {str(item): item_content(v) for item, v in named.items()}
+    made = item_set(name, value, spec)
+    return {item.name: _as_content(item) for item in (made.items if made is not None else ())}
+
+
+def _as_content(item: Item) -> ItemContent:
+    return ItemContent(data=item.bytes(), dtype=item.dtype, shape=item.shape)
+
+
+def as_texts(given: Iterable[str] | str) -> tuple[str, ...]:
+    """Return texts as a tuple; one text alone is one of them."""
+    return (given,) if isinstance(given, str) else tuple(given)

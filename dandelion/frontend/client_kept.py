@@ -1,0 +1,58 @@
+"""How handles of asynchronous invocations reach a node over HTTP, for both clients."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from dandelion.asynchronous.handle import AsyncKeptAccess, KeptAccess
+from dandelion.asynchronous.records import KeptView, Watched
+from dandelion.data import Sets
+from dandelion.frontend import client_protocol
+from dandelion.frontend.client_requests import Steps
+
+
+class ClientKept(KeptAccess):
+    """How a blocking handle reaches the node.
+
+    Args:
+        run: carries out requests.
+    """
+
+    def __init__(self, run: Callable[[Steps[Any]], Any]) -> None:
+        self._run = run
+
+    def watch(self, id_: str, after: str, wait_s: float, *, end: bool) -> Watched:
+        watched: Watched = self._run(client_protocol.watch(id_, after, wait_s, end=end))
+        return watched
+
+    def result(self, id_: str, wait_s: float) -> Sets:
+        sets: Sets = self._run(client_protocol.kept_result(id_, wait_s))
+        return sets
+
+    def cancel(self, id_: str) -> KeptView:
+        view: KeptView = self._run(client_protocol.cancel_kept(id_))
+        return view
+
+
+class AsyncClientKept(AsyncKeptAccess):
+    """How an awaited handle reaches the node.
+
+    Args:
+        run: carries out requests.
+    """
+
+    def __init__(self, run: Callable[[Steps[Any]], Awaitable[Any]]) -> None:
+        self._run = run
+
+    async def watch(self, id_: str, after: str, wait_s: float, *, end: bool) -> Watched:
+        watched: Watched = await self._run(client_protocol.watch(id_, after, wait_s, end=end))
+        return watched
+
+    async def result(self, id_: str, wait_s: float) -> Sets:
+        sets: Sets = await self._run(client_protocol.kept_result(id_, wait_s))
+        return sets
+
+    async def cancel(self, id_: str) -> KeptView:
+        view: KeptView = await self._run(client_protocol.cancel_kept(id_))
+        return view
