@@ -98,16 +98,15 @@ class Questions:
             content, chunks = b"", (content, *chunks)
         pieces: list[Bytes] = [memoryview(chunk).cast("B") for chunk in chunks if len(chunk)]
         held: list[RegionSize] = []
-        if sum(map(len, pieces)) > INLINE_BYTES:
-            held = [self._exchange.regions.hold(part) for part in _parts(pieces)]
-            pieces = []
-        regions = [one.region for one in held]
         try:
+            if sum(map(len, pieces)) > INLINE_BYTES:
+                held.extend(map(self._exchange.regions.hold, _parts(pieces)))
+                pieces = []
             self._control.send(kind(number, content, tuple(held), head_bytes), pieces)
         except DandelionError:
-            self._exchange.withdraw(regions)
+            self._exchange.withdraw([one.region for one in held])
             raise
-        return regions
+        return [one.region for one in held]
 
     def received(self, message: Question | Reply, data: memoryview | None) -> None:
         """Take a message of the other node."""
