@@ -152,11 +152,13 @@ class Load:
 
     Attributes:
         count: of invocations.
+        began_s: when it began, by the monotonic clock.
         answered: when callers got answers, by the monotonic clock.
         took_s: how long each invocation or submission took, with repetitions.
         acknowledged: ids of asynchronous invocations, by number.
         found: what became of invocations: ``right``, ``wrong``, ``lost``, or the name of an error.
         repeated: requests that were made again at another node.
+        problems: what failed, in words.
     """
 
     cluster: FaultyCluster
@@ -166,6 +168,8 @@ class Load:
     acknowledged: dict[int, str] = field(default_factory=dict)
     found: Counter[str] = field(default_factory=Counter)
     repeated: int = 0
+    problems: list[str] = field(default_factory=list)
+    began_s: float = field(default_factory=time.monotonic)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -195,12 +199,18 @@ class Load:
                     self.repeated += 1
                 time.sleep(0.1)
             except DandelionError as error:
-                with self._lock:
-                    self.found[type(error).__name__] += 1
+                self._failed(number, error)
                 return None
         with self._lock:
             self.found["unanswered"] += 1
         return None
+
+    def _failed(self, number: int, error: DandelionError) -> None:
+        after_s = time.monotonic() - self.began_s
+        kind = "asynchronous" if number % 2 else "synchronous"
+        with self._lock:
+            self.found[type(error).__name__] += 1
+            self.problems.append(f"{kind} {number}, after {after_s:.1f} s: {error}")
 
     def _invoke(self, client: Client, number: int) -> None:
         self._count(number, client.invoke("shout", x=_text(number), deadline_s=30))
@@ -228,8 +238,7 @@ class Load:
             except (Unreachable, CatalogUnavailable):
                 time.sleep(0.1)
             except DandelionError as error:
-                with self._lock:
-                    self.found[type(error).__name__] += 1
+                self._failed(number, error)
                 break
         with self._lock:
             self.found["lost"] += lost
@@ -371,5 +380,4 @@ def _findings(load: Load, made: list[Fault], taken_over: int) -> Findings:
         at_most("invocations that failed", counts["failed"], 0, "", digits=".0f"),
         at_most("back after a fault", worst, BACK_S, " s", "all nodes share the cores"),
     )
-    errors = {name: n for name, n in load.found.items() if name not in known}
-    return Findings(panels, budgets=budgets, notes=(f"errors: {errors}",) if errors else ())
+    return Findings(panels, budgets=budgets, notes=tuple(load.problems[:5]))

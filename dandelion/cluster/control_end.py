@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from dandelion.cluster.catalog import ClusterCatalog
 
 BLOBS_LIMIT = 1024
+
+log = logging.getLogger("dandelion.cluster")
 
 
 class Hub(Protocol):
@@ -151,7 +154,12 @@ class ControlEnd:
         if data is None or not len(data):
             self.control.send(BlobAt(number, None if data is None else 0))
             return
-        region = self.exchange.regions.hold([data])
+        try:
+            region = self.exchange.regions.hold([data])
+        except DandelionError as error:
+            log.warning("a blob for %s cannot be held: %s", self.peer, error)
+            self.control.send(BlobAt(number, None))  # another node may have it
+            return
         self.control.send(BlobAt(number, region.region, region.size))
 
     def _blob_at(self, message: BlobAt) -> None:

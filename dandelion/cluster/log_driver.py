@@ -38,7 +38,7 @@ from dandelion.cluster.handshake import BadPeer
 from dandelion.cluster.log_file import LogFile
 from dandelion.cluster.log_threads import LogThreads, Workers
 from dandelion.cluster.replication import Replica
-from dandelion.cluster.rounds import Changes
+from dandelion.cluster.rounds import NOTHING_NEW, Changes
 from dandelion.cluster.snapshot_transfer import AGAIN_S, SnapshotTransfer
 from dandelion.errors import DandelionError
 from dandelion.executors import to_dandelion_error
@@ -225,7 +225,9 @@ class LogDriver:
         self._post(partial(self._take, name, message))
 
     def _step(self) -> None:
-        self._changes.append(self.replica.take())
+        changes = self.replica.take()
+        if changes != NOTHING_NEW:  # while votes cannot be stored, time passes all the same
+            self._changes.append(changes)
         if self._stepping:
             return
         self._stepping = True

@@ -151,11 +151,14 @@ class Question(msgspec.Struct, frozen=True, array_like=True, tag="question"):
     Attributes:
         number: unique on the connection.
         regions: of the sender, that have the data in order; none if the frame has it.
+        head_bytes: so much of the data comes before it and is `content`, which is too large for the
+            message.
     """
 
     number: Count
     content: bytes
     regions: Annotated[tuple[RegionSize, ...], msgspec.Meta(max_length=65536)] = ()
+    head_bytes: Count = 0
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
@@ -164,6 +167,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
     number: Count
     content: bytes
     regions: Annotated[tuple[RegionSize, ...], msgspec.Meta(max_length=65536)] = ()
+    head_bytes: Count = 0
 
 
 class Pull(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="pull"):

@@ -1,7 +1,8 @@
 """Questions between two nodes, each with an answer: bytes, and perhaps data in pieces.
 
 Small data comes with its message. Larger data is held in regions of `PART_BYTES`, which the other
-side pulls one after the other: its arena needs room for one of them only.
+side pulls one after the other: its arena needs room for one of them only. A large message, such as
+thousands of records with the texts of errors, is put before the data and comes with it.
 A question whose link ends before the answer fails with `NodeLost`; the other side may have done
 what was asked.
 """
@@ -68,7 +69,7 @@ class Questions:
 
         Raises:
             NodeLost: the link ended.
-            DandelionError: the data could not be fetched, or a message is too large.
+            DandelionError: the data could not be fetched, or cannot be held.
         """
         if self._closed is not None:
             raise self._closed
@@ -92,18 +93,20 @@ class Questions:
         chunks: Sequence[Bytes],
     ) -> list[int]:
         """Send a message; return the regions that hold its data."""
+        head_bytes = len(content) if len(content) > INLINE_BYTES else 0
+        if head_bytes:
+            content, chunks = b"", (content, *chunks)
         pieces: list[Bytes] = [memoryview(chunk).cast("B") for chunk in chunks if len(chunk)]
         held: list[RegionSize] = []
-        if sum(map(len, pieces)) > INLINE_BYTES:
-            held = [self._exchange.regions.hold(part) for part in _parts(pieces)]
-            pieces = []
-        regions = [one.region for one in held]
         try:
-            self._control.send(kind(number, content, tuple(held)), pieces)
+            if sum(map(len, pieces)) > INLINE_BYTES:
+                held.extend(map(self._exchange.regions.hold, _parts(pieces)))
+                pieces = []
+            self._control.send(kind(number, content, tuple(held), head_bytes), pieces)
         except DandelionError:
-            self._exchange.withdraw(regions)
+            self._exchange.withdraw([one.region for one in held])
             raise
-        return regions
+        return [one.region for one in held]
 
     def received(self, message: Question | Reply, data: memoryview | None) -> None:
         """Take a message of the other node."""
@@ -124,6 +127,8 @@ class Questions:
         data: memoryview | None,
         done: Callable[[int, bytes, Bytes | DandelionError], None],
     ) -> None:
+        if message.head_bytes > sum([one.size for one in message.regions]):
+            raise BadPeer("a message is larger than the data that has it")
         if not message.regions:
             done(message.number, message.content, b"" if data is None else data)
             return
@@ -141,7 +146,9 @@ class Questions:
             if left:
                 self._exchange.fetch(left[:1], fetched)
             else:
-                done(message.number, message.content, memoryview(whole).toreadonly())
+                view, head_bytes = memoryview(whole).toreadonly(), message.head_bytes
+                content = bytes(view[:head_bytes]) if head_bytes else message.content
+                done(message.number, content, view[head_bytes:])
 
         self._exchange.fetch(left[:1], fetched)
 

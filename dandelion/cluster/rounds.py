@@ -50,6 +50,9 @@ class Changes:
     adopted: int | None = None
 
 
+NOTHING_NEW = Changes()
+
+
 @dataclass(slots=True)
 class Round:
     """One attempt of a proposer at one place."""

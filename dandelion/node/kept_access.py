@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from dandelion.asynchronous.handle import AsyncKeptAccess, KeptAccess
 from dandelion.asynchronous.records import KeptPage, KeptRequest, KeptState, KeptView, Watched
 from dandelion.data import ItemSet, Sets
-from dandelion.errors import Cancelled, InvalidInput, Unknown
+from dandelion.errors import Cancelled, CatalogUnavailable, InvalidInput, Unknown
 from dandelion.node.attachment import ClusterPart
 from dandelion.node.invoker import Invoker
 from dandelion.node.kept_service import KeptOutcome, KeptService
@@ -18,6 +18,7 @@ from dandelion.node.kept_views import WAIT_LIMIT_S
 from dandelion.node.loop import NodeLoop
 
 T = TypeVar("T")
+KEY_TRIES = 5
 
 
 class NodeKept:
@@ -55,10 +56,29 @@ class NodeKept:
     ) -> KeptView:
         if self._cluster is not None and request.key:
             digest = await self._service.digest(request, sets)
-            id_ = await self._cluster.elsewhere.earlier(tenant, request.key, digest)
-            if id_ is not None and id_ not in self._service.lives.books.all:
-                return (await self._watch(id_, tenant, after="", wait_s=0.0, end=True)).view
+            earlier = await self._earlier(self._cluster, request.key, digest, tenant)
+            if earlier is not None:
+                return earlier
         return await self._service.submit(request, sets, tenant)
+
+    async def _earlier(
+        self, cluster: ClusterPart, key: str, digest: str, tenant: str
+    ) -> KeptView | None:
+        """Find the invocation of an idempotency key that another node has accepted.
+
+        A node may still have a copy of one that was never acknowledged, since its owner was lost
+        or cut off; such a copy is dropped soon, and then there is none of that key.
+        """
+        for _ in range(KEY_TRIES):
+            id_ = await cluster.elsewhere.earlier(tenant, key, digest)
+            if id_ is None or id_ in self._service.lives.books.all:
+                return None
+            try:
+                return (await self._watch(id_, tenant, after="", wait_s=0.0, end=True)).view
+            except Unknown:
+                continue
+        reason = "copies of an invocation that was not acknowledged have its idempotency key"
+        raise CatalogUnavailable("cluster", reason, "try again")
 
     async def watch(
         self, id_: str, *, tenant: str, after: str = "", wait_s: float = 0.0, end: bool = False

@@ -39,10 +39,11 @@ from dandelion.cluster.messages import Question, Reply
 from dandelion.cluster.questions import Answer, Questions
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.driver import Call, Engine, InstanceSets
-from dandelion.errors import DiskFull, Overloaded, Unknown
+from dandelion.errors import CatalogUnavailable, DiskFull, Overloaded, Unknown
 from dandelion.node import Node
 from dandelion.node.invocation import Invocation
 from dandelion.node.invoker import Invoker
+from dandelion.node.kept_access import NodeKept
 from dandelion.testing import wait_until
 from tests.cluster.clusters import (
     SECRET,
@@ -273,6 +274,40 @@ def test_a_node_that_takes_over_makes_a_limited_number_of_tenants(
 
 def _found(node: Node, id_: str, tenant: str) -> bool:
     return node._kept.lives.find(id_, tenant) is not None
+
+
+def test_a_key_whose_copy_was_never_acknowledged_is_free() -> None:
+    """A node that was cut off kept one, which it dropped while another one looked for it."""
+    gate = Gate()
+    gate.opened.set()
+
+    class Elsewhere:
+        """The first answers name an invocation that no node runs."""
+
+        def __init__(self, stale: int) -> None:
+            self.stale = stale
+
+        async def earlier(self, tenant: str, key: str, digest: str) -> str | None:
+            self.stale -= 1
+            return None if self.stale < 0 else "a" * 32
+
+        async def watch(self, id_: str, tenant: str, **given: object) -> None:
+            raise Unknown("invocation", id_)
+
+    with Node(settings(), [scripted(gate.run)]) as node:
+        node.register(function("work"))
+        sets = {"x": ItemSet("x", (Item("a", 0, b"one"),))}
+        for stale in (2, 100):
+            cluster = Mock(elsewhere=Elsewhere(stale))
+            access = NodeKept(node._kept, node._loop, node._invoker, cluster)
+            request = KeptRequest(name="work", key=f"key-{stale}")
+            work = access.submit(request, sets, tenant="default")
+            if stale < 100:
+                made = access.blocking(work)
+                assert text_of(node.submitted(made.id).result(10)["y"]) == "one"
+            else:
+                with pytest.raises(CatalogUnavailable, match="try again"):
+                    access.blocking(work)
 
 
 def test_an_invocation_that_failed_as_something_is_unknown_is_no_unknown_invocation() -> None:

@@ -6,12 +6,15 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from dandelion.cluster import log_file
 from dandelion.cluster.ballots import Command, Saved, SavedBase, SavedCommand, SavedVote
+from dandelion.cluster.log_driver import LogDriver
 from dandelion.cluster.log_file import LogFile
+from dandelion.cluster.replication import Replica
 from dandelion.errors import CatalogCorrupt
 
 DURABLE_CALLS = ("pwrite", "ftruncate", "fsync", "fdatasync", "replace", "unlink")
@@ -234,3 +237,20 @@ def test_the_size_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     again = opened(tmp_path)
     again.close()
     assert again.applied == 200
+
+
+def test_nothing_grows_while_votes_cannot_be_stored() -> None:
+    class Stuck(Mock):
+        def store(self, work: object) -> None:
+            """The disk is full, so the thread tries again and again."""
+
+    file = Mock(applied=0, snapshot=None, pending=(), is_long=False, is_durable=True, saved=())
+    catalog = Mock(keeps_blobs=lambda *given: True)
+    replica = Replica("a:1", ("a:1",), 1, ())
+    driver = LogDriver(replica, file, catalog, Mock(), Mock(), Mock(), Stuck())
+    driver.propose(Command("a 1", "kind", b""))
+    assert driver._storing
+    before = len(driver._changes)
+    for _ in range(100):
+        driver.heard_length("b:1", 0)
+    assert len(driver._changes) == before

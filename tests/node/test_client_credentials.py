@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dandelion.frontend.client_requests import ClientTarget
 
 from dandelion import AsyncClient, Client
 from dandelion.cli.main import main
 from dandelion.errors import InvalidInput
+from dandelion.frontend.client_requests import ClientTarget
 
 from .guarded import Guarded, guarded, named, token
 
