@@ -353,9 +353,15 @@ class Node:
         executors, closed = self._runtime.executors, 0
         while closed < len(executors):
             batch = list(executors.values())[closed:]
-            threads = [threading.Thread(target=_closed, args=(e.close,)) for e in batch]
-            for thread in threads:
-                thread.start()
+            threads = []
+            for executor in batch:
+                thread = threading.Thread(target=_closed, args=(executor.close,))
+                try:
+                    thread.start()
+                except RuntimeError:  # as a program ends, Python 3.12 and later start no threads
+                    thread.run()
+                else:
+                    threads.append(thread)
             for thread in threads:
                 thread.join()
             closed += len(batch)
