@@ -28,7 +28,7 @@ SLACK_BYTES = min(75_000 * CYCLES, 4_000_000)
 A leak of 75 KB a cycle shows in every run, and of as little as 4 KiB in 1000 cycles.
 """
 GPU_EVERY = 4
-"""One cycle of so many has a GPU function too: its process takes half a second for its first compilation.
+"""One cycle of so many has a GPU function too; each of its processes compiles for half a second.
 
 So what such a function leaks shows if it is so many times as much.
 """
