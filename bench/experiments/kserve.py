@@ -145,7 +145,7 @@ def _check(system: str, request: HttpRequest, reply: bytes) -> None:
 
 def _several_callers(bench: Bench, ports: dict[str, int], size: str) -> list[Row]:
     rows = []
-    seconds = 0.5 if bench.quick else 4.0
+    seconds = 0.25 if bench.quick else 4.0
     for system, port in ports.items():
         bench.say(f"{CALLERS} callers, {size}, {system}")
         load = closed_loop(port, _request(system, size), callers=CALLERS, seconds=seconds)

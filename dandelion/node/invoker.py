@@ -109,12 +109,11 @@ class Invoker:
             lock = threading.Lock()
             lock.acquire()
             invocation.on_end = lock.release
-            self._runtime.post(partial(self._begin, invocation))
             try:
+                self._runtime.post(partial(self._begin, invocation))
                 lock.acquire()
             except BaseException:  # a signal, such as Ctrl-C: the caller leaves
-                error = Cancelled("its caller was interrupted")
-                self._runtime.post(partial(self._runtime.cancel, invocation, error))
+                self._runtime.post(partial(self._interrupt, invocation))
                 raise
         finally:
             self._stager.release(staged_bytes)
@@ -308,6 +307,11 @@ class Invoker:
             invocation.error = error.with_traceback(None)
             invocation.ended = True
             invocation.notify()
+
+    def _interrupt(self, invocation: Invocation) -> None:
+        """End an invocation whose caller was interrupted, if it began; on the loop."""
+        if invocation.started_ns:
+            self._runtime.cancel(invocation, Cancelled("its caller was interrupted"))
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

@@ -17,7 +17,7 @@ from dandelion.executors import to_dandelion_error
 from dandelion.function import FunctionSpec
 from dandelion.namespaces import split_name
 from dandelion.node.attachment import NodeParts
-from dandelion.node.closing import close_safely
+from dandelion.node.closing import close_safely, close_together
 from dandelion.node.components import Components, NodeState
 from dandelion.scheduler.concurrency import is_extra
 from dandelion.scheduler.records import EnginePhase
@@ -128,11 +128,7 @@ class Running:
         executors, closed = self._parts.runtime.executors, 0
         while closed < len(executors):
             batch = list(executors.values())[closed:]
-            threads = [threading.Thread(target=close_safely, args=(e.close,)) for e in batch]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            close_together(executor.close for executor in batch)
             closed += len(batch)
             self._parts.loop.call(lambda: None)
 

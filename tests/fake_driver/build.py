@@ -63,7 +63,7 @@ def _cc(*arguments: object) -> None:
 def environment(folder: Path) -> dict[str, str]:
     """Return the variables with which further processes find libraries that were built."""
     compiler = f"{sys.executable} {HERE / 'compile.py'}"
-    return {"FAKE_COMPILER": compiler, "LD_LIBRARY_PATH": str(folder)}
+    return {"FAKE_COMPILER": compiler, "FAKE_HEADERS": str(folder), "LD_LIBRARY_PATH": str(folder)}
 
 
 def load(kind: str, folder: Path) -> ctypes.CDLL:

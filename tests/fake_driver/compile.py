@@ -6,6 +6,7 @@ section that lists variables, AMD's metadata. Inside is a shared library of the 
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 import subprocess
@@ -13,15 +14,30 @@ import sys
 import tempfile
 from pathlib import Path
 
-import msgspec
-
 HERE = Path(__file__).parent
 HEADER_BYTES = 64
 IMAGE_BYTES = HEADER_BYTES + 8 + 16 + 16
 _KERNEL = re.compile(r"(?:KERNEL|__global__)\s+void\s+(\w+)\s*\(([^)]*)\)")
 _VARIABLE = re.compile(r"^(?:static\s+)?(?:__device__|DEVICE)\s+\w+\s+\w+\s*(?:=[^;(]*)?;", re.M)
 _ASM = re.compile(r'asm\("(cvt)[^;]*;" : "=[fh]"\((\w+)\) : "[fh]"\((\w+)\)\);')
-_FLAGS = ["-std=c++17", "-shared", "-fPIC", "-O1", "-w", "-fpermissive", "-ffp-contract=off"]
+_FLAGS = ["-std=c++17", "-fPIC", "-O1", "-w", "-fpermissive", "-ffp-contract=off"]
+
+
+def _headers() -> list[str]:
+    """Return the options with which ``kernel.h`` is found, compiled if there is a folder for that.
+
+    The compiler takes the compiled header only if its flags are those of the sources.
+    """
+    folder = os.environ.get("FAKE_HEADERS")
+    if not folder:
+        return [f"-I{HERE}"]
+    made = Path(folder) / "kernel.h.gch"
+    if not made.exists():
+        part = f"{made}.{os.getpid()}"
+        command = ["g++", *_FLAGS, "-xc++-header", "-o", part, str(HERE / "kernel.h")]
+        if not subprocess.run(command, capture_output=True, check=False).returncode:
+            os.replace(part, made)
+    return [f"-I{folder}", f"-I{HERE}"]
 
 
 def compiled(source: str) -> tuple[bytes, dict[str, int]]:
@@ -33,7 +49,7 @@ def compiled(source: str) -> tuple[bytes, dict[str, int]]:
     }
     barriers = "BARRIER()" in own or "__syncthreads()" in own
     source = _ASM.sub(r"\2 = fake_\1(\3);", source)
-    text = f'#include "{HERE}/kernel.h"\n#line 1 "source"\n{source}\n'
+    text = f'#include "kernel.h"\n#line 1 "source"\n{source}\n'
     text += "thread_local __attribute__((aligned(16))) unsigned char dandelion_local[1 << 18];\n"
     text += f'extern "C" int fake_barriers = {int(barriers)};\n'
     for name in kernels:
@@ -41,7 +57,8 @@ def compiled(source: str) -> tuple[bytes, dict[str, int]]:
         text += f'extern "C" {{ fake_sizes fake_sizes_{name}({name}); }}\n'
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "k.cpp").write_text(text)
-        command = ["g++", *_FLAGS, "-o", f"{folder}/k.so", f"{folder}/k.cpp"]
+        files = ["-o", f"{folder}/k.so", f"{folder}/k.cpp"]
+        command = ["g++", *_FLAGS, "-shared", *_headers(), *files]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(done.stderr)
@@ -89,6 +106,8 @@ def image(
 
 
 def _note(arch: str, parameters: dict[str, list[int]]) -> bytes:
+    import msgspec
+
     kernels = [
         {
             ".name": name,

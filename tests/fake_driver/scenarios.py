@@ -6,6 +6,7 @@ Each function here is one test, named by the tests and run in a process of its o
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -73,6 +74,7 @@ OUT_OF_MEMORY, OTHER, BROKEN = 2, 304, 719
 COMPILER = 1  # out of memory, to both compilers; invalid value, to both drivers
 
 
+@functools.cache
 def totals(times: int = 3) -> Function:
     """y = times * x, through a temporary buffer."""
     b = bp.Blueprint(inputs=["x"], outputs=["y"], modules={"k": "k.c"})

@@ -114,6 +114,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         body = self.path.encode()
         self.send_response(200)
+        self.send_header("connection", "close")  # else it is taken for the next request
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

@@ -35,6 +35,7 @@ from dandelion.scheduler.concurrency import WorkerPool
 MS, S = 1_000_000, 1_000_000_000
 DEVICE = ("gpu", "0")
 INPUTS = (ItemSet("x", (Item("a", 0, b"data"),)),)
+MOST_WORKERS = 8
 CHECK_EVERY = 10
 """Invariants are checked after one event of so many."""
 Curve = Callable[[int], float]
@@ -58,6 +59,7 @@ class Load:
     Attributes:
         alone: times of calls that run alone, in nanoseconds.
         until_ns: when they end.
+        speeds: values of the curve; they are asked for at each event.
     """
 
     name: str
@@ -67,6 +69,9 @@ class Load:
     begin_ns: int = 0
     until_ns: int = 1 << 62
     pause_ns: int = 0
+
+    def __post_init__(self) -> None:
+        self.speeds = [self.curve(at_once) for at_once in range(MOST_WORKERS + 1)]
 
 
 @dataclass(eq=False)
@@ -93,7 +98,7 @@ class SharedDevice:
     """
 
     policy: str = "fair"
-    workers: int = 8
+    workers: int = MOST_WORKERS
     fixed: bool = False
     start_ns: int = 0
     broken: frozenset[int] = frozenset()
@@ -237,14 +242,14 @@ class SharedDevice:
         passed_ns, self._moved_ns = self.now_ns - self._moved_ns, self.now_ns
         at_once = len(self._running)
         for one in self._running.values():
-            one.left_ns -= passed_ns * one.load.curve(at_once) / at_once
+            one.left_ns -= passed_ns * one.load.speeds[at_once] / at_once
 
     def _schedule(self) -> None:
         self._version += 1
         if not self._running:
             return
         at_once = len(self._running)
-        first = min(one.left_ns / one.load.curve(at_once) for one in self._running.values())
+        first = min(one.left_ns / one.load.speeds[at_once] for one in self._running.values())
         at_ns = self.now_ns + max(1, int(first * at_once) + 1)
         self._later(at_ns, partial(self._ends, self._version))
 
@@ -269,7 +274,9 @@ def jittered(alone_ns: int, part: float, seed: int) -> Iterator[int]:
 
 
 @functools.cache
-def best_fixed(loads: Callable[[], list[Load]], until_ns: int = S, most: int = 8) -> float:
+def best_fixed(
+    loads: Callable[[], list[Load]], until_ns: int = S, most: int = MOST_WORKERS
+) -> float:
     """Return the highest speed with a fixed number of workers; the same loads run once."""
     speeds = []
     for workers in range(1, most + 1):

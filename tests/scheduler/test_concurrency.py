@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
@@ -41,7 +41,7 @@ SHAPES: dict[str, Loads] = {
     "bert": partial(tenants, MEDIUM, 20),
     "jacobi": partial(tenants, NEARLY_FULL, 54),
     "cGEMM": partial(tenants, FILLING, 39),
-    "short": partial(tenants, SMALL, 1.0),
+    "short": partial(tenants, SMALL, 2.0),
 }
 MIXES: dict[str, Loads] = {
     "small and filling": lambda: [
@@ -87,11 +87,11 @@ def test_it_takes_about_a_second(name: str) -> None:
     is_nearly_the_best(SHAPES[name], 5 * S // 4)
 
 
-def trying_costs_little() -> None:
+def trying_costs_little(names: Sequence[str] = ("resnet50", "cGEMM")) -> None:
     """In the long run less than 2 % of the work is lost, and the number seldom changes."""
-    for name in ("resnet50", "bert", "cGEMM"):
+    for name in names:
         device = run(SHAPES[name], 32 * S)
-        best = best_fixed(SHAPES[name], 2 * S)
+        best = best_fixed(SHAPES[name], 3 * S // 2)
         speed = device.speed(12 * S, 32 * S)
         assert speed >= 0.98 * best, f"{name}: {speed:.3f} of {best:.3f}"
         changes = [at_ns for at_ns, _ in device.counts if at_ns >= 12 * S]
@@ -271,7 +271,7 @@ def reserve_is_for_all_short_calls(patch: pytest.MonkeyPatch) -> None:
 BUGS: list[tuple[Plant, Callable[[], None]]] = [
     (busy_time_is_throughput, partial(is_nearly_the_best, SHAPES["cGEMM"])),
     (higher_is_always_better, partial(is_nearly_the_best, SHAPES["bert"])),
-    (there_are_no_pauses, trying_costs_little),
+    (there_are_no_pauses, partial(trying_costs_little, ["cGEMM"])),
     (changes_are_not_noticed, partial(change_is_noticed, SMALL, FILLING, 10)),
     (there_is_no_reserve, light_calls_do_not_wait),
     (reserve_is_for_all_short_calls, short_calls_have_their_share_only),
