@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from dandelion.backends.gpu.code_info import info_of
 from dandelion.backends.gpu.launch_sizes import misfits
-from dandelion.backends.gpu.plan import Launch, plan
+from dandelion.backends.gpu.plan import Launch, Pointer, plan
 
 pytest.importorskip("torch", reason="the extra 'export' is not installed")
 pytest.importorskip("triton", reason="the extra 'export' is not installed")
@@ -25,7 +25,7 @@ from dandelion.blueprint.uses import written_buffers
 from dandelion.cli.main import main
 from dandelion.documents import FunctionDocument, content, set_spec
 from dandelion.errors import InvalidFunction, InvalidInput
-from dandelion.export import export_module, inductor_binding, torch_binding
+from dandelion.export import ExportedModule, export_module, inductor_binding, torch_binding
 from dandelion.export.fx_graph import circular
 from dandelion.export.peak_graph import for_peak
 from dandelion.export.peak_records import AttentionProduct
@@ -243,6 +243,98 @@ def test_temporary_buffers_share_memory(block: tuple[str, FunctionDocument]) -> 
         ways = [way for way in access[call.kernel] if way is not bp.Access.VALUE]
         assert ways.count(bp.Access.WRITE) >= 1  # so that memory need not be zeroed
         assert bp.Access.BOTH not in ways
+
+
+@pytest.fixture(scope="module")
+def batched() -> ExportedModule:
+    torch.manual_seed(1)
+    examples = (torch.randint(0, 50, (2, 16)),)  # then the weights are those of `block`
+    return export_module(
+        "block", Block().eval(), examples, precision="tf32", route="peak", target="cuda:90",
+        batch=(2, 1), batch_wait_s=0.01,
+    )  # fmt: skip
+
+
+def set_bytes(function: FunctionDocument, rows: int) -> dict[str, int]:
+    """Sizes of the input sets of a call with so many rows."""
+    found = {}
+    for spec in map(set_spec, function.inputs):
+        assert spec.shape is not None
+        shape = [rows if size < 0 else size for size in spec.shape]
+        found[spec.name] = math.prod(shape) * np.dtype(spec.dtype).itemsize
+    return found
+
+
+def launched(function: FunctionDocument, rows: int) -> list[tuple[Any, ...]]:
+    """What a call with so many rows launches, without names and places in memory: of constants
+    their first bytes, of other buffers their sizes."""
+    config, files = config_of(function)
+    made = plan(config, set_bytes(function, rows), lambda *_: 0)
+    modules = {module.name: files[module.code[0].path] for module in config.modules}
+    codes = {kernel.name: modules[kernel.module] for kernel in config.kernels}
+    constants = {
+        made.slots[name]: content(value).bytes()
+        for name, items in function.static.items()
+        for value in items.values()
+    }
+
+    def seen(pointer: Pointer) -> object:
+        for slot, data in constants.items():
+            start = pointer.offset_bytes - slot.offset_bytes
+            if 0 <= start < slot.size_bytes:
+                return data[start : start + 64]
+        return pointer.size_bytes
+
+    def operation(step: Launch) -> list[object]:
+        return [one if isinstance(one, bytes) else seen(one) for one in step.args]
+
+    return [
+        (codes.get(step.kernel, step.kernel), step.grid, step.block, step.shared_bytes,
+         operation(step))
+        for step in made.steps if isinstance(step, Launch)
+    ]  # fmt: skip
+
+
+@inductor
+def test_each_size_of_a_batch_has_the_launches_of_its_own_export(
+    batched: ExportedModule, block: tuple[str, FunctionDocument]
+) -> None:
+    """So padding and joined constants are all that differs."""
+    device, fixed = block
+    if device != "cuda:90":
+        pytest.skip("one architecture is enough")
+    alone, joined = launched(fixed, 2), launched(batched.function, 2)
+    assert len(alone) > 5
+    assert joined == alone
+    assert launched(batched.function, 1) != alone
+    with pytest.raises(InvalidInput, match="at most 2"):
+        launched(batched.function, 3)
+    stored = [sum(content(v).bytes().__len__() for i in f.static.values() for v in i.values())
+              for f in (fixed, batched.function)]  # fmt: skip
+    assert stored[1] < 1.1 * stored[0], "both sizes use the same constants"
+
+
+@inductor
+def test_a_function_for_any_number_of_rows(batched: ExportedModule) -> None:
+    document = batched.function
+    shapes = {s.name: s.shape for s in map(set_spec, (*document.inputs, *document.outputs))}
+    assert (shapes["ids"], shapes["output"]) == ((-1, 16), (-1, 4, 4, 4))
+    assert document.batching is not None
+    assert (document.batching.rows, document.batching.wait_s) == (2, 0.01)
+    assert batched.report.rows == (1, 2)
+    config, files = config_of(document)
+    assert misfits(config, files) == []
+    (choice,) = config.blueprint.control_flow
+    assert isinstance(choice, bp.Choose)
+    assert [case.up_to for case in choice.cases] == [1, 2]
+
+
+@inductor
+def test_rows_must_be_independent_and_first() -> None:
+    for call, example in ((lambda x: x - x.mean(0), (2, 3)), (lambda x: x.T + 1, (2, 3))):
+        with pytest.raises(InvalidFunction):
+            export_module("x", Calls(call).eval(), (torch.zeros(example),), batch=(1, 2),
+                          route="peak", target="cuda:90")  # fmt: skip
 
 
 @inductor

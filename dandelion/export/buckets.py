@@ -92,7 +92,11 @@ def joined(made: Sequence[tuple[int, Kernels, Mapping[str, Constant]]]) -> Bucke
     Raises:
         InvalidFunction: an input or output does not have the rows as its first dimension.
     """
-    problems = [problem for rows, kernels, _ in made for problem in _problems(rows, kernels)]
+    problems = [
+        problem
+        for rows, kernels, _ in made
+        for problem in row_problems(rows, kernels.inputs, kernels.outputs)
+    ]
     if problems:
         raise InvalidFunction(tuple(problems))
     sources = _Sources()
@@ -145,9 +149,12 @@ def _renamed(launch: Launch, names: Mapping[str, str], kernels: Mapping[str, str
     return dataclasses.replace(launch, kernel=kernels[launch.kernel], buffers=buffers)
 
 
-def _problems(rows: int, kernels: Kernels) -> list[Problem]:
+def row_problems(
+    rows: int, inputs: Mapping[str, TensorType], outputs: Mapping[str, TensorType]
+) -> list[Problem]:
+    """List the inputs and outputs that do not have the rows as their first dimension."""
     found = []
-    for kind, types in (("inputs", kernels.inputs), ("outputs", kernels.outputs)):
+    for kind, types in (("inputs", inputs), ("outputs", outputs)):
         for name, type_of in types.items():
             if type_of.shape[:1] != (rows,):
                 message = f"its shape for {rows} rows is {list(type_of.shape)}"

@@ -24,9 +24,7 @@ from dandelion.blueprint import (
     Buffer,
     Computation,
     ElementType,
-    ceil_div,
     scalar,
-    sizeof,
 )
 from dandelion.blueprint.builder import ArgumentLike
 from dandelion.documents import FunctionDocument, StaticValue, content, gpu_function
@@ -38,19 +36,20 @@ from dandelion.export.buckets import Bucket, BucketKernels, checked_batch, joine
 from dandelion.export.kernels import Kernels, KernelSource, OperationLaunch
 from dandelion.export.operation_actions import add_operation
 from dandelion.export.packing import Packed, packed
-from dandelion.export.peak_document import peak_module
+from dandelion.export.peak_bucket import PeakBucket
+from dandelion.export.peak_document import peak_bucket, peak_module
 from dandelion.export.product_records import Place
 from dandelion.export.product_rows import rows_in_order
 from dandelion.export.products import with_products
 from dandelion.export.report import ExportReport
+from dandelion.export.row_sizes import add_buckets, batching_for, declared, limits_for
 from dandelion.export.rows import check_rows, with_rows
 from dandelion.export.targets import Target, target_of
-from dandelion.export.torch_graph import GETITEM, Constant, Graph, TensorType, shapes_of
-from dandelion.function import BATCH_CALLS, Batching, Limits
+from dandelion.export.torch_graph import GETITEM, Constant, Graph, shapes_of
+from dandelion.function import Limits
 from dandelion.progress import ShowProgress, no_progress
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
-_ALIGNED_BYTES = 256
 _HEAD = """/* Made by dandelion.export.torch_function. Each kernel computes one value of the model;
  * the blueprint has their order. */
 #include "dandelion.h"
@@ -154,19 +153,18 @@ def export_module(
     if precision not in known:
         raise InvalidInput("precision", f"no precision '{precision}'", f"use {', '.join(known)}")
     sizes = checked_batch(batch)
-    peak = _peak_target(route, target, bool(sizes))
+    peak = _peak_target(route, target)
     began = time.monotonic()
-    if peak is not None:
-        show(0, 0, "graph")
-        graph = torch_binding.graph_of(module, example_inputs, outputs, inputs)
-        _check_names(graph)
-        return _peak_module(name, graph, Computation(precision), peak, limits, show, began)
+    buckets: list[PeakBucket] = []
     made: list[tuple[int, Kernels, Mapping[str, Constant]]] = []
     for rows in sizes or (0,):
         show(0, 0, f"graph for {rows} rows" if rows else "graph")
         examples = with_rows(example_inputs, rows) if rows else example_inputs
         graph = torch_binding.graph_of(module, examples, outputs, inputs)
         _check_names(graph)
+        if peak is not None:
+            buckets.append(peak_bucket(rows, graph, Computation(precision), peak, show))
+            continue
         _check_operators(graph)
         rewritten, products = with_products(
             rows_in_order(folded(graph)), Computation(precision), for_gpu=device == "gpu"
@@ -175,6 +173,12 @@ def export_module(
         made.append((rows, kernels, rewritten.constants))
     if sizes:
         check_rows(module, example_inputs)
+    if peak is not None:
+        found = peak_module(name, buckets, peak, limits, batch_wait_s)
+        counts = (found.kernels, found.launches, found.library_operations)
+        sizes_bytes = (found.static_bytes, found.buffer_bytes)
+        report = _report(graph, found.function, counts, *sizes_bytes, began, sizes)
+        return ExportedModule(found.function, report, tuple(graph.inputs), tuple(graph.outputs))
     whole = joined(made) if sizes else single(kernels, rewritten.constants)
     used = {n for bucket in whole.buckets for one in bucket.launches for n in one.buffers}
     weights = packed(whole.constants, used, {*whole.inputs, *whole.outputs, *whole.buffers})
@@ -188,12 +192,9 @@ def _function(
 ) -> FunctionDocument:
     """Write the document."""
     rows = kernels.rows
-    inputs = {n: _declared(t, bool(rows)) for n, t in kernels.inputs.items()}
+    inputs = {n: declared(t, bool(rows)) for n, t in kernels.inputs.items()}
     inputs |= {n: text_of(data.dtype.name, data.shape) for n, data in weights.sets.items()}
-    outputs = {n: _declared(t, bool(rows)) for n, t in kernels.outputs.items()}
-    batching = None
-    if rows and rows[-1] > 1:
-        batching = Batching(tuple(kernels.inputs), min(rows[-1], BATCH_CALLS), wait_s, rows[-1])
+    outputs = {n: declared(t, bool(rows)) for n, t in kernels.outputs.items()}
     source = _HEAD + "\n".join(kernel.text for kernel in kernels.sources) + "\n"
     static: dict[str, Mapping[str, StaticValue]] = {
         group: {group: data} for group, data in weights.sets.items()
@@ -203,47 +204,20 @@ def _function(
         inputs=[f"{n}: {kind}" for n, kind in inputs.items()],
         outputs=[f"{n}: {kind}" for n, kind in outputs.items()],
         files={f"{name}.c": source}, static=static,
-        limits=limits or _limits(kernels), batching=batching,
+        limits=limits or limits_for(kernels.outputs, rows),
+        batching=batching_for(kernels.inputs, rows, wait_s),
     )  # fmt: skip
 
 
-def _limits(kernels: BucketKernels) -> Limits:
-    """Limits with room for the results, in memory that is aligned for each row of a joined call.
-
-    Some engines reserve so much before it is known how large the results of joined calls are.
-    """
-    rows = kernels.rows[-1] if kernels.rows else 1
-    sizes = [kind.size_bytes + rows * _ALIGNED_BYTES for kind in kernels.outputs.values()]
-    return Limits(output_bytes=sum(sizes))
-
-
-def _declared(found: TensorType, any_rows: bool) -> str:
-    """The type of a set; with any number of rows its first dimension is open."""
-    return text_of(found.dtype, (-1, *found.shape[1:]) if any_rows else found.shape)
-
-
-def _peak_target(route: str, target: str, has_sizes: bool) -> Target | None:
+def _peak_target(route: str, target: str) -> Target | None:
     """The architecture of the route; None if it is for all."""
     if route not in ("portable", "peak"):
         raise InvalidInput("route", f"no route '{route}'", "use portable or peak")
     if route == "peak":
-        if has_sizes:
-            hint = "export one function for each size, or use the portable route"
-            raise InvalidInput("batch", "the route peak has fixed shapes", hint)
         return target_of(target)
     if target:
         raise InvalidInput("target", "the portable route is for all devices", "use route peak")
     return None
-
-
-def _peak_module(
-    name: str, graph: Graph, precision: Computation, target: Target, limits: Limits | None,
-    show: ShowProgress, began: float,
-) -> ExportedModule:  # fmt: skip
-    made = peak_module(name, graph, precision, target, limits, show)
-    counts = (made.kernels, made.launches, made.library_operations)
-    report = _report(graph, made.function, counts, made.static_bytes, made.buffer_bytes, began)
-    return ExportedModule(made.function, report, tuple(graph.inputs), tuple(graph.outputs))
 
 
 def _portable_report(
@@ -331,24 +305,11 @@ def _blueprint(name: str, kernels: BucketKernels, weights: Packed) -> str:
         built.buffer(buffer, size, temporary=True)
     for kernel in kernels.sources:
         built.kernel(kernel.name, access=_access(kernel))
-    if not kernels.rows:
-        for buffer, kind in kernels.outputs.items():
-            built.buffer(buffer, kind.size_bytes)
-        _add_launches(built, kernels, kernels.buckets[0], weights)
-        return built.json()
-    row_bytes = {
-        name: kind.size_bytes // kernels.rows[-1]
-        for name, kind in (*kernels.inputs.items(), *kernels.outputs.items())
-    }
-    counts = [ceil_div(sizeof(built[name]), row_bytes[name]) for name in kernels.inputs]
-    for buffer in kernels.outputs:
-        built.buffer(buffer, counts[0] * row_bytes[buffer])
-    with built.choose(*counts) as choice:
-        for bucket in kernels.buckets:
-            assert bucket.rows is not None, "each has a size"
-            padded = {built[n]: size * bucket.rows for n, size in row_bytes.items()}
-            with choice.case(bucket.rows, padded):
-                _add_launches(built, kernels, bucket, weights)
+
+    def add(index: int) -> None:
+        _add_launches(built, kernels, kernels.buckets[index], weights)
+
+    add_buckets(built, kernels.inputs, kernels.outputs, kernels.rows, add)
     return built.json()
 
 
