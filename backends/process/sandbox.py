@@ -11,15 +11,15 @@ that most calls write to are already copied and cost the real call no page fault
 call waits for it already: copying pages takes most of its time, and a warm-up copies more of them
 than most calls. For the same reason, whatever can be made before the fork is made there.
 
-After `seccomp.Filter.install` the sandbox is untrusted, and the engine checks its reply as untrusted
-data. It gives up everything that it shares with the zygote before it can receive a call.
+After `seccomp.Filter.install` the sandbox is untrusted, and the engine checks its reply as
+untrusted data. It gives up everything that it shares with the zygote before it can receive a call.
 
 Measured, on two cores of a Xeon in a virtual machine: the copy of a page takes 2.1 us and freeing
 it 0.5 us, so the 400 pages of a short call take half of its 2 ms; the tables of 280 mappings and
 5,300 pages take 0.4 ms in the zygote and 0.25 ms at the exit. Tried and dropped: copying all of
 these pages in one system call, which takes 1.8 us each; large pages for the heap, which are divided
-at the first write and save 3 %; the C library's allocator instead of Python's, which spreads objects
-over a fifth more pages.
+at the first write and save 3 %; the C library's allocator instead of Python's, which spreads
+objects over a fifth more pages.
 """
 
 from __future__ import annotations
