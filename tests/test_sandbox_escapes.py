@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import os
-import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -34,6 +33,7 @@ from dandelion.errors import (
     Unauthorized,
 )
 
+from .filters import effect
 from .python_functions import first, function, process_engine, run
 
 ECHO = function("def f(x):\n    return x\n")
@@ -510,27 +510,6 @@ def test_the_channel_cannot_be_looked_into(engine: ProcessEngine) -> None:
 # --- the filter itself ------------------------------------------------------------------------
 
 
-def verdict(program: bytes, number: int, audit: int, *arguments: int) -> int:
-    """Run a filter as the kernel does."""
-    padded = [*arguments, *(0,) * (6 - len(arguments))]
-    data = struct.pack("<IIQ6Q", number, audit, 0, *padded)
-    accumulator = at = 0
-    while True:
-        code, if_true, if_false, operand = struct.unpack_from("<HBBI", program, at * 8)
-        at += 1
-        if code == 0x06:
-            return int(operand)
-        if code == 0x20:
-            (accumulator,) = struct.unpack_from("<I", data, operand)
-            continue
-        holds = {
-            0x15: accumulator == operand,
-            0x25: accumulator > operand,
-            0x45: bool(accumulator & operand),
-        }[code]
-        at += if_true if holds else if_false
-
-
 ALLOW, NOTIFY, KILL = 0x7FFF0000, 0x7FC00000, 0x80000000
 
 
@@ -542,7 +521,7 @@ def test_the_filter_on_every_architecture(machine: str, monkeypatch: pytest.Monk
     assert len(program) // 8 < 4096
 
     def ask(name: str, *arguments: int) -> int:
-        return verdict(program, here.numbers[name], here.audit, *arguments)
+        return effect(program, here.numbers[name], here.audit, *arguments)
 
     allowed = {n for n in here.numbers if ask(n) == ALLOW}
     assert {"read", "write", "futex", "brk", "munmap", "exit_group"} <= allowed
@@ -558,8 +537,8 @@ def test_the_filter_on_every_architecture(machine: str, monkeypatch: pytest.Monk
     assert ask("prlimit64", 1) == NOTIFY
     assert ask("tgkill", 77, 77, 6) == ALLOW
     assert ask("tgkill", 77, 77, 9) == ask("tgkill", 78, 78, 6) == NOTIFY
-    assert verdict(program, here.numbers["read"], here.audit ^ 1) == KILL
-    assert verdict(program, here.highest + 1, here.audit) == KILL
+    assert effect(program, here.numbers["read"], here.audit ^ 1) == KILL
+    assert effect(program, here.highest + 1, here.audit) == KILL
     assert (
-        verdict(seccomp.program(here, POLICY, 77, KILL), here.numbers["openat"], here.audit) == KILL
+        effect(seccomp.program(here, POLICY, 77, KILL), here.numbers["openat"], here.audit) == KILL
     )

@@ -21,7 +21,7 @@ from .check import stated_problems, too_long
 from .engine import ProcessEngine, content_of
 from .examiner import SourceExaminer
 from .handle import NoSandbox
-from .package_imports import LIMIT_S
+from .import_limits import LIMITS
 from .programs import PythonPrograms
 from .sandbox_pool import ImportFailed, SandboxContent, SandboxPool
 from .sandbox_pools import SandboxPools
@@ -198,7 +198,7 @@ def _import_error(name: str, content: SandboxContent) -> str:
     """Try whether a sandbox can have a content; return why not."""
     pool = SandboxPool(name, content, ahead=1)
     try:
-        pool.take(time.monotonic_ns() + int(2e9 * LIMIT_S)).close()
+        pool.take(time.monotonic_ns() + int(2e9 * LIMITS.wall_s)).close()
     except (ImportFailed, NoSandbox) as error:
         return str(error)
     finally:

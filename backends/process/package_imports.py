@@ -10,7 +10,8 @@ needs files. So before the first of its modules is loaded, the zygote has
   execution, no signals to processes outside (where the kernel has these scopes);
 - a system call filter without programs, connections, mounts, keys, BPF, tracing and others' memory.
 
-`SANDBOX_KEEPS` also has what the zygote itself needs later: to fork and lock sandboxes.
+`SANDBOX_KEEPS` also has what the zygote itself needs later: to fork and lock sandboxes. The node
+limits time, memory and processes, see `dandelion.backends.process.import_limits`.
 
 This module is loaded before numpy, which an environment may have in a version of its own, so it
 imports nothing that needs it.
@@ -31,9 +32,6 @@ from types import ModuleType
 from dandelion.confinement import libc, lockdown, seccomp
 from dandelion.confinement.seccomp import FilterProgram, SyscallPolicy, only_if
 from dandelion.confinement.syscalls import native
-
-LIMIT_S = 60.0
-"""How long the imports may take."""
 
 _LOCAL = 1  # AF_UNIX
 _TEMPORARY = "/dev/shm"
@@ -124,6 +122,9 @@ def check(restricted: Restricted, own: Collection[int]) -> str:
             os.close(descriptor)
     if len(os.listdir(restricted.tasks)) > 1:
         return "starts threads"
+    with suppress(ChildProcessError):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return "leaves processes behind"
     lines = _content(restricted.maps).splitlines()
     if any(line.split()[1].startswith("rw-s") for line in lines):
         return "keeps memory that calls would share"

@@ -3,8 +3,8 @@
 A fork and an exit each take about a millisecond of a core, which a running call may need. So both
 are deferred until no request has come for `QUIET_MS`; a used sandbox waits to be killed instead of
 exiting. When a call finds no ready sandbox, or as many are used as are kept ahead, replacement is
-urgent: each sandbox is replaced as soon as this is requested, and sandboxes exit by themselves,
-until calls pause.
+urgent: each sandbox is replaced as soon as this is requested, and sandboxes do not warm up and exit
+by themselves, until calls pause.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from dandelion.errors import EngineDied, SandboxLost
 
 from . import wire
 from .handle import NoSandbox, Sandbox, wait_readable
+from .import_limits import ImportWatch
 from .lifetime import bind_lifetime
-from .package_imports import LIMIT_S
 from .zygote import QUERY, REPLACE, REQUEST, URGENT
 from .zygote_messages import ForgedMessage, has_ended, read_message
 
@@ -247,16 +247,14 @@ class _Zygote:
         finally:
             theirs.close()
             os.close(life)
-        self._slow_imports = threading.Timer(LIMIT_S, self._end_slow_imports)
-        self._slow_imports.daemon = True
+        self._watch: ImportWatch | None = None
         if content.environment:
-            self._slow_imports.start()
+            self._watch = ImportWatch(self.process.pid, self._control, self._end_imports)
 
-    def _end_slow_imports(self) -> None:
-        """Kill it while it loads packages. One that is ready and was never used may end, too."""
-        if not self.facts:
-            self.ended_in_imports = f"its imports take more than {LIMIT_S:g} s"
-            self.process.kill()
+    def _end_imports(self, reason: str) -> None:
+        """Kill it while it loads packages."""
+        self.ended_in_imports = reason
+        self._kill_group()
 
     def note_end(self) -> None:
         """Note how it ended, if it did while it loaded packages."""
@@ -284,6 +282,8 @@ class _Zygote:
                     if self._is_ready:
                         raise ForgedMessage("it was ready before")
                     self._is_ready = True
+                    if self._watch is not None:
+                        self._watch.finish()
                     self.facts.update(message.facts)
                 elif isinstance(message, wire.Forked):
                     return _sandbox(message.pid, files)
@@ -333,7 +333,6 @@ class _Zygote:
             if self._closing:
                 return
             self._closing = True
-            self._slow_imports.cancel()
             os.close(self._life)
             self._control.shutdown(socket.SHUT_RDWR)
             unused = not self._users
@@ -342,6 +341,8 @@ class _Zygote:
         self._kill_group()
         self.process.kill()
         self.process.wait()
+        if self._watch is not None:
+            self._watch.close()
 
     def _kill_group(self) -> None:
         """Kill it with all processes that its imports left; none can leave its group."""

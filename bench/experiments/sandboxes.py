@@ -43,7 +43,7 @@ WHYS = {
     BURSTS: "the first of four calls finds cold caches and sleeping cores",
     STEADY: "caches grow cold and cores go to sleep between calls",
     PACED: "what others do between two calls leaves cold caches and sleeping cores",
-    BACK_TO_BACK: "a Python sandbox takes 3 to 4 ms of the cores, and each call waits for the next",
+    BACK_TO_BACK: "a Python sandbox takes 2 to 3 ms of the cores, and each call waits for the next",
 }
 WORDS = {NATIVE: "native", WASM: "wasm", PYTHON: "Python"}
 SIZE = Metric("bytes", "memory of its own", Unit.BYTES)

@@ -172,7 +172,7 @@ def call_logs(bench: Bench) -> Findings:
     except BackendUnavailable as error:
         skips.append(Skip(system_of(WASM), str(error)))
     panel = _panel("lines", "Calls that write a line, and calls that write nothing", rows)
-    why = {LOGGING: "Python's `logging` itself: 0.4 ms, since every call is a fresh process"}
+    why = {LOGGING: "`logging` copies pages at its first use, and every call is a fresh process"}
     budgets = [
         at_most(f"a line by {row.x}, {row.system}, processor time", row.values["cpu_ratio"],
                 LOG_LIMIT, "x", why.get(str(row.x), ""), digits=".3f", of=" silent")

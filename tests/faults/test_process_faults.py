@@ -216,6 +216,24 @@ def test_a_call_that_finds_no_sandbox_does_not_wait_for_a_pause(
             assert first(run(busy, ECHO, b"2", left_s=20)).bytes() == b"2"
 
 
+def test_a_sandbox_that_a_call_waits_for_does_not_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    noting = (
+        "from dandelion.backends.process import sandbox; warm = sandbox.warm_up; sandbox.warm = [];"
+        "sandbox.warm_up = lambda *ends: sandbox.warm.append(os.getpid()) or warm(*ends);"
+    )
+    boot = sandbox_pool._BOOT.replace("run(control", noting + "run(control")
+    monkeypatch.setattr(sandbox_pool, "_BOOT", boot)
+    tells = function("""
+        import os, sys
+
+        def f(x):
+            return str(os.getpid() in sys.modules["dandelion.backends.process.sandbox"].warm)
+        """)
+    with process_engine(ahead=1) as engine:  # each further call waits until one is forked
+        found = [first(engine.run(call_of(tells, b""))).text() for _ in range(3)]
+    assert found == ["True", "False", "False"]
+
+
 def test_a_sandbox_that_ends_before_it_is_ready_is_reported() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _FORKS], capture_output=True, text=True, timeout=60, cwd=ROOT

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from dandelion.backends.process import import_limits
 
 import dandelion as dd
 from dandelion.documents import CodeDocument, FunctionDocument
@@ -162,15 +163,46 @@ def test_a_package_cannot_name_a_process_that_the_node_then_kills(
     assert len(_received()) <= before
 
 
-def test_processes_that_a_package_starts_end_with_the_node(wheels: Path, tmp_path: Path) -> None:
-    before = children()
+def test_processes_that_a_package_starts_end_with_its_imports(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = []
+    kill = import_limits._kill
+
+    def note(member: import_limits._Member, session: int) -> None:
+        killed.append(member.pid)
+        kill(member, session)
+
+    monkeypatch.setattr(import_limits, "_kill", note)
     wheel(wheels, "leaves", "1.0", {"leaves.py": LEFT})
     with dd.Node(with_packages(wheels, tmp_path)) as node:
         node.register(function("leaves", "return 'x'"))
         assert node.invoke("leaves").y.text() == "x"
-        sessions = {str(pid) for pid in children() - before}
-        assert _of_sessions(sessions)
-    wait_until(lambda: not _of_sessions(sessions), 5.0)
+        wait_until(lambda: len(set(killed)) >= 2, 5.0)  # at registration, and at the call
+        wait_until(lambda: not any(map(_runs, killed)), 5.0)
+        assert node.invoke("leaves").y.text() == "x"
+
+
+def test_imports_that_exceed_a_limit_are_refused(
+    node: dd.Node, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = import_limits.ImportLimits(memory_bytes=192 << 20)
+    monkeypatch.setattr(import_limits, "LIMITS", limits)
+    text = "import time; x = b'x' * (256 << 20); time.sleep(60)"
+    wheel(wheels, "greedy", "1.0", {"greedy.py": text})
+    with pytest.raises(InvalidFunction, match="its imports use more than 192 MiB of memory"):
+        node.register(function("greedy", "return ''"))
+    wheel(wheels, "greedy", "1.1", {"greedy.py": "VALUE = 'fine'"})  # the next one works
+    node.register(function("greedy", "import greedy; return greedy.VALUE"))
+    assert node.invoke("greedy").y.text() == "fine"
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
 
 
 def _received() -> list[str]:
