@@ -16,7 +16,7 @@ from dandelion.executors import ProcessExecutor, processes
 from dandelion.executors.staging import INLINE_COPY_BYTES
 from dandelion.function import Limits
 from dandelion.node import Node, Settings
-from dandelion.scheduler.records import EnginePhase
+from dandelion.scheduler.engine import EnginePhase
 from dandelion.testing import FakeEngineProcess, ScriptedDriver, wait_until
 
 DEADLINE_S = 20.0

@@ -17,7 +17,7 @@ from dandelion.function import Digest, FunctionSpec
 from dandelion.node.attachment import NodeParts
 from dandelion.node.invocation import Invocation
 from dandelion.scheduler import EngineState, Tenant
-from dandelion.scheduler.records import EnginePhase
+from dandelion.scheduler.engine import EnginePhase
 
 MANY = 64
 """An engine that takes more calls at once counts as one of so many."""

@@ -20,9 +20,10 @@ from dandelion.executors import Executor
 from dandelion.function import FunctionSpec
 from dandelion.memory import SharedDomain
 from dandelion.scheduler import EngineState, Flow, Quota, Scheduler, Tenant
+from dandelion.scheduler.engine import EnginePhase
 from dandelion.scheduler.lines import busy_owner, overfull
 from dandelion.scheduler.placement import Needs, no_engine
-from dandelion.scheduler.records import NO_QUOTA, EnginePhase, Lane, Presence, quota_of_function
+from dandelion.scheduler.records import NO_QUOTA, Lane, Presence, quota_of_function
 from dandelion.settings import TenantSettings
 
 SAMPLE_NS = 1_000_000_000

@@ -23,7 +23,7 @@ from dandelion.executors import Executor
 from dandelion.function import FunctionSpec
 from dandelion.node.closing import close_safely
 from dandelion.registration import Target
-from dandelion.scheduler.records import EnginePhase
+from dandelion.scheduler.engine import EnginePhase
 from dandelion.settings import Settings
 
 

@@ -20,7 +20,7 @@ from dandelion.node.attachment import NodeParts
 from dandelion.node.closing import close_safely, close_together
 from dandelion.node.components import Components, NodeState
 from dandelion.scheduler.concurrency import is_extra
-from dandelion.scheduler.records import EnginePhase
+from dandelion.scheduler.engine import EnginePhase
 
 
 class Running:

@@ -25,7 +25,7 @@ from dandelion.node.info import EngineInfo, NodeInfo, engine_info
 from dandelion.node.metrics import exposition
 from dandelion.node.totals import InvocationTotals
 from dandelion.scheduler.counts import FlowCounts
-from dandelion.scheduler.records import EnginePhase
+from dandelion.scheduler.engine import EnginePhase
 from dandelion.traces import TraceDocument
 
 

@@ -30,7 +30,7 @@ attempt or catch the failure. Another attempt is a new call, perhaps after a pau
 ===============  ==============================================================================
 file             content
 ===============  ==============================================================================
-`records`        tenant, flow, call, invocation, engine: all state; `counts`, for metrics
+`records`        tenant, flow, call, invocation; `engine`, an engine; `counts`, for metrics
 `actions`        requests to executors, and their answers
 `policy`         the contract of policies, which are in `policies`
 `placement`      which engines suit a call
@@ -46,16 +46,10 @@ file             content
 ===============  ==============================================================================
 """
 
+from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.policies import policy_of
 from dandelion.scheduler.policy import Policy
-from dandelion.scheduler.records import (
-    CallState,
-    EngineState,
-    Flow,
-    InvocationState,
-    Quota,
-    Tenant,
-)
+from dandelion.scheduler.records import CallState, Flow, InvocationState, Quota, Tenant
 from dandelion.scheduler.scheduler import Scheduler
 
 __all__ = [

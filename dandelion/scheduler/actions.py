@@ -25,7 +25,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from dandelion.scheduler.records import CallState, EngineState, Flow, InvocationState
+from dandelion.scheduler.engine import EngineState
+from dandelion.scheduler.records import CallState, Flow, InvocationState
 
 
 class Fetch(msgspec.Struct, frozen=True, eq=False, gc=False):

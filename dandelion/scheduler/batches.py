@@ -17,8 +17,9 @@ from math import gcd
 from typing import TypeAlias
 
 from dandelion.data import ItemSet
+from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.lines import Lines
-from dandelion.scheduler.records import CallState, EngineState, Flow, InvocationState, Phase
+from dandelion.scheduler.records import CallState, Flow, InvocationState, Phase
 
 _LOOKED_AT = 4
 """How many waiting calls are looked at for each that a batch may have."""

@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 from dandelion.driver import Demand
 from dandelion.scheduler.actions import Action, Start
 from dandelion.scheduler.climbing import LEAST_NS, Climber, Kind, Limits, Window
-from dandelion.scheduler.records import CallState, EnginePhase, EngineState, Flow, Tenant
+from dandelion.scheduler.engine import EnginePhase, EngineState
+from dandelion.scheduler.records import CallState, Flow, Tenant
 
 FIRST_WORKERS = 2
 """So many are started and active at first."""

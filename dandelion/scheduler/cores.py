@@ -28,8 +28,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dandelion.errors import InvalidInput
+from dandelion.scheduler.engine import EnginePhase, EngineState
 from dandelion.scheduler.placement import Engines
-from dandelion.scheduler.records import EnginePhase, EngineState
 
 LOOK_NS = 30_000_000
 LOOKS = 10

@@ -10,7 +10,7 @@ from dandelion.errors import DandelionError, EngineDied
 from dandelion.scheduler.actions import Action, Check, Start
 from dandelion.scheduler.calls import Calls
 from dandelion.scheduler.concurrency import is_extra
-from dandelion.scheduler.records import EnginePhase, EngineState
+from dandelion.scheduler.engine import EnginePhase, EngineState
 from dandelion.scheduler.retries import restart_delay_ns
 
 

@@ -6,18 +6,11 @@ from collections import Counter
 from collections.abc import Hashable
 
 from dandelion.scheduler.cores import IO_CALLS, CoreSide
+from dandelion.scheduler.engine import EnginePhase, EngineState
 from dandelion.scheduler.function_memory import FunctionMemory
 from dandelion.scheduler.lines import busy_owner
 from dandelion.scheduler.policy import NEVER
-from dandelion.scheduler.records import (
-    CallState,
-    EnginePhase,
-    EngineState,
-    Flow,
-    Owner,
-    Phase,
-    Presence,
-)
+from dandelion.scheduler.records import CallState, Flow, Owner, Phase, Presence
 from dandelion.scheduler.scheduler import Scheduler
 
 

@@ -20,8 +20,9 @@ from itertools import islice
 from operator import attrgetter
 
 from dandelion.errors import Overloaded
+from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.policy import NEVER, Policy
-from dandelion.scheduler.records import CallQueue, CallState, EngineState, Flow, Lane, Owner
+from dandelion.scheduler.records import CallQueue, CallState, Flow, Lane, Owner
 
 
 def busy_owner(flow: Flow) -> Owner | None:

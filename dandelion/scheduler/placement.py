@@ -29,7 +29,8 @@ from dataclasses import dataclass, field, replace
 
 from dandelion.driver import Demand
 from dandelion.errors import DandelionError, DeviceFull, NoEngine
-from dandelion.scheduler.records import LARGE_CONSTANTS_BYTES, EnginePhase, EngineState, Flow, Lane
+from dandelion.scheduler.engine import LARGE_CONSTANTS_BYTES, EnginePhase, EngineState
+from dandelion.scheduler.records import Flow, Lane
 
 _KNOWN_NEEDS = 4096
 

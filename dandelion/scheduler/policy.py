@@ -18,7 +18,8 @@ import abc
 import math
 from typing import ClassVar
 
-from dandelion.scheduler.records import CallQueue, CallState, EngineState, Flow, Lane, Tenant
+from dandelion.scheduler.engine import EngineState
+from dandelion.scheduler.records import CallQueue, CallState, Flow, Lane, Tenant
 
 NEVER = math.inf
 """The cost where an engine must not take a flow's calls."""

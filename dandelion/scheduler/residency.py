@@ -21,8 +21,9 @@ from dandelion.driver import Capacity
 from dandelion.errors import ContextFull
 from dandelion.scheduler.actions import Action, Discard, Fetch
 from dandelion.scheduler.counts import ConstantsCounts
+from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.function_memory import FunctionMemory
-from dandelion.scheduler.records import CallState, EngineState, Flow, Phase, Presence
+from dandelion.scheduler.records import CallState, Flow, Phase, Presence
 
 _REMEDY = "use a smaller function, or raise 'arena_bytes' or the quota of the tenant"
 

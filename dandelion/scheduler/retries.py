@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dandelion.errors import DandelionError, EngineDied, Faulted, NodeLost, SandboxLost
-from dandelion.scheduler.records import CallState, EngineState
+from dandelion.scheduler.engine import EngineState
+from dandelion.scheduler.records import CallState
 
 PLAN_ATTEMPTS = 4
 """How often a call is planned if engines die meanwhile. Several may be dead before it is known."""

@@ -10,21 +10,12 @@ from dandelion.scheduler.actions import Action, Send, Start
 from dandelion.scheduler.batches import Batches
 from dandelion.scheduler.concurrency import Concurrency, WorkerPool
 from dandelion.scheduler.cores import CoreDivision, CoreShares
+from dandelion.scheduler.engine import EnginePhase, EngineState
 from dandelion.scheduler.lines import Lines, busy_owner, overfull
 from dandelion.scheduler.placement import Engines, Needs, best_free, no_engine
 from dandelion.scheduler.policy import NEVER, Policy
 from dandelion.scheduler.quota import ARENA_REMEDY
-from dandelion.scheduler.records import (
-    CallQueue,
-    CallState,
-    EnginePhase,
-    EngineState,
-    Flow,
-    Lane,
-    Owner,
-    Phase,
-    Tenant,
-)
+from dandelion.scheduler.records import CallQueue, CallState, Flow, Lane, Owner, Phase, Tenant
 from dandelion.scheduler.residency import Residency
 
 AHEAD_CALL_NS = 200_000_000

@@ -22,7 +22,7 @@ from dandelion.executors.processes import Process, Processes
 from dandelion.memory import SharedDomain
 from dandelion.node import Node, Settings
 from dandelion.scheduler import retries
-from dandelion.scheduler.records import EnginePhase
+from dandelion.scheduler.engine import EnginePhase
 from dandelion.testing import (
     FakeEngineProcess,
     Script,

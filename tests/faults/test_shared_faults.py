@@ -17,7 +17,7 @@ from dandelion.driver import Hosting, Sharing
 from dandelion.errors import DandelionError
 from dandelion.executors import ProcessExecutor
 from dandelion.node import Node, Settings
-from dandelion.scheduler.records import EnginePhase
+from dandelion.scheduler.engine import EnginePhase
 from dandelion.testing import FakeEngineProcess, Script, ScriptedDriver, installed, wait_until
 from tests.played_nodes import executors_of, played_node, wait_ready
 

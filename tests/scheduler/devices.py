@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
-from dandelion.scheduler.records import EngineState, Flow
+from dandelion.scheduler.engine import EngineState
+from dandelion.scheduler.records import Flow
 
 
 @dataclass

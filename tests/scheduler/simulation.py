@@ -58,9 +58,10 @@ from dandelion.scheduler.actions import (
 )
 from dandelion.scheduler.concurrency import is_extra
 from dandelion.scheduler.cores import CoreDivision, CoreSide
+from dandelion.scheduler.engine import EnginePhase
 from dandelion.scheduler.invariants import check_invariants
 from dandelion.scheduler.policies import POLICIES
-from dandelion.scheduler.records import CallState, EnginePhase, Flow, Presence
+from dandelion.scheduler.records import CallState, Flow, Presence
 from tests.scheduler.devices import SimulatedDevices
 from tests.scheduler.random_workers import RandomPool
 from tests.scheduler.remembering_walk import RememberingWalk

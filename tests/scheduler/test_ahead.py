@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dandelion.scheduler import EngineState
-from dandelion.scheduler.records import EnginePhase
+from dandelion.scheduler.engine import EnginePhase
 
 MS = 1_000_000
 

@@ -10,8 +10,8 @@ import pytest
 from dandelion.scheduler import climbing, concurrency
 from dandelion.scheduler.climbing import Climber, Kind, Window
 from dandelion.scheduler.concurrency import Concurrency, WorkerPool
+from dandelion.scheduler.engine import EnginePhase
 from dandelion.scheduler.invariants import check_invariants
-from dandelion.scheduler.records import EnginePhase
 from tests.scheduler.shared_device import (
     FILLING,
     MEDIUM,

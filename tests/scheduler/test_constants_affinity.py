@@ -11,11 +11,12 @@ import pytest
 
 from dandelion.driver import Capacity
 from dandelion.function import FunctionSpec
-from dandelion.scheduler import EngineState, Quota, Tenant, records
+from dandelion.scheduler import EngineState, Quota, Tenant, engine
+from dandelion.scheduler.engine import LARGE_CONSTANTS_BYTES, EnginePhase
 from dandelion.scheduler.invariants import check_invariants
 from dandelion.scheduler.placement import best_free
 from dandelion.scheduler.policies.fair import COPIED_BYTES_PER_NS, STICKY_NS, Fair
-from dandelion.scheduler.records import LARGE_CONSTANTS_BYTES, EnginePhase, Flow
+from dandelion.scheduler.records import Flow
 from dandelion.scheduler.residency import Residency
 from tests.scheduler.simulation import Simulation
 from tests.scheduler.virtual_node import MS, Caller, VirtualNode
@@ -141,7 +142,7 @@ def test_an_engine_that_has_the_constants_is_preferred() -> None:
 
 
 def simulate(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(records, "LARGE_CONSTANTS_BYTES", 51)
+    patch.setattr(engine, "LARGE_CONSTANTS_BYTES", 51)
     for seed in range(30):
         Simulation(seed, "fair").run(600)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dandelion.driver import Capacity
 from dandelion.function import FunctionSpec
-from dandelion.scheduler.records import EngineState, Flow, Tenant
+from dandelion.scheduler.engine import EngineState
+from dandelion.scheduler.records import Flow, Tenant
 from dandelion.scheduler.residency import Residency
 
 UNIT = 100

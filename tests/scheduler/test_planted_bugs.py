@@ -12,19 +12,12 @@ from dandelion.scheduler import batches, function_memory, lines, sending
 from dandelion.scheduler.batches import Batches
 from dandelion.scheduler.calls import Calls
 from dandelion.scheduler.concurrency import Concurrency, WorkerPool
+from dandelion.scheduler.engine import EnginePhase, EngineState
 from dandelion.scheduler.function_memory import FunctionMemory
 from dandelion.scheduler.lines import Lines
 from dandelion.scheduler.pauses import Pauses
 from dandelion.scheduler.policies.ordered import Fifo
-from dandelion.scheduler.records import (
-    CallQueue,
-    CallState,
-    EnginePhase,
-    EngineState,
-    Flow,
-    InvocationState,
-    Tenant,
-)
+from dandelion.scheduler.records import CallQueue, CallState, Flow, InvocationState, Tenant
 from dandelion.scheduler.residency import Residency
 from dandelion.scheduler.scheduler import Scheduler
 from dandelion.scheduler.sending import Sending

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 
+from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.lines import Lines
 from dandelion.scheduler.policies import POLICIES
 from dandelion.scheduler.policies.affinity import Affinity
@@ -13,7 +14,7 @@ from dandelion.scheduler.policies.fair import Fair
 from dandelion.scheduler.policies.ordered import Balance, Deadline, Fifo, Lifo
 from dandelion.scheduler.policies.static import Static
 from dandelion.scheduler.policy import Policy
-from dandelion.scheduler.records import CallQueue, CallState, EngineState, Lane
+from dandelion.scheduler.records import CallQueue, CallState, Lane
 from tests.scheduler import bounds
 from tests.scheduler.simulation import Simulation
 

@@ -24,8 +24,8 @@ from dandelion.scheduler import (
 )
 from dandelion.scheduler.actions import End, Send
 from dandelion.scheduler.cores import CoreDivision, CoreSide
+from dandelion.scheduler.engine import UNKNOWN_CAPACITY
 from dandelion.scheduler.invariants import check_invariants
-from dandelion.scheduler.records import UNKNOWN_CAPACITY
 from tests.scheduler.remembering_walk import RememberingWalk
 
 MS = 1_000_000

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
+from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.policies.fair import FIRST_CALL_NS, Fair
-from dandelion.scheduler.records import EngineState, Flow, Lane
+from dandelion.scheduler.records import Flow, Lane
 
 AWAY_CALLS = 10
 

@@ -10,8 +10,9 @@ a new process, and nothing limits how long a client waits.
 
 from __future__ import annotations
 
+from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.policy import NEVER, Policy
-from dandelion.scheduler.records import CallQueue, CallState, EngineState, Flow, Lane
+from dandelion.scheduler.records import CallQueue, CallState, Flow, Lane
 
 TERM_NS = 100_000_000
 _LAST = 1e15  # more than any key

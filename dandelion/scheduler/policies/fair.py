@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import math
 
+from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.policy import Policy
-from dandelion.scheduler.records import CallQueue, CallState, EngineState, Flow, Lane
+from dandelion.scheduler.records import CallQueue, CallState, Flow, Lane
 
 STICKY_NS = 5_000_000.0
 LEAD_NS = 10_000_000_000.0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.policy import Policy
-from dandelion.scheduler.records import CallQueue, CallState, EngineState, Flow, Lane
+from dandelion.scheduler.records import CallQueue, CallState, Flow, Lane
 
 _CALL_NS = 1e18
 

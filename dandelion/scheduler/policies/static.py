@@ -9,8 +9,9 @@ Source: the policy `static` of KaaS, with a fixed number of workers for each cli
 
 from __future__ import annotations
 
+from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.policy import NEVER, Policy
-from dandelion.scheduler.records import CallQueue, CallState, EngineState, Flow, Lane, Tenant
+from dandelion.scheduler.records import CallQueue, CallState, Flow, Lane, Tenant
 
 
 class Static(Policy):
