@@ -25,7 +25,9 @@ objects over a fifth more pages.
 from __future__ import annotations
 
 import fcntl
+import io
 import linecache
+import logging
 import marshal
 import mmap
 import os
@@ -37,7 +39,7 @@ import socket
 import sys
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -45,7 +47,7 @@ from dandelion.call_values import OutputMismatch
 from dandelion.confinement import libc, lockdown, seccomp
 from dandelion.data import Bytes, Item, ItemSet, SetSpec
 
-from . import modules, streams, wire
+from . import modules, wire
 from .policy import CHANNEL_FD
 from .running import MODULE, InvalidReturnValue, run_program
 
@@ -58,12 +60,79 @@ _encoder = msgspec.msgpack.Encoder()
 _EXHAUSTED, _ = wire.parcel(_encoder.encode(wire.MemoryExhausted()), ())
 
 
+class _StandardOutput(io.FileIO):
+    """Standard output. What does not fit into the pipe is dropped, without waiting.
+
+    Writing is the method of `io.FileIO`: each Python function that a sandbox runs for the first
+    time makes the kernel copy pages, which takes longer than the function. So lines have no mark,
+    and everything else that is written is followed by `wire.STDOUT_MARK`.
+    """
+
+    def isatty(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+
+class _StandardError(_StandardOutput):
+    """Standard error: what is written is between marks."""
+
+    def write(self, data: Any) -> int:  # Any: memoryview does not accept typeshed's Buffer
+        _write_or_drop(b"%b%b%b" % (wire.STDERR_MARK, data, wire.STDOUT_MARK))
+        return memoryview(data).nbytes
+
+
+def _write_or_drop(data: bytes) -> None:
+    try:
+        os.write(2, data)
+    except BlockingIOError:
+        return
+
+
+_LEVEL_MARKS = (
+    (logging.CRITICAL, b"\0c"),
+    (logging.ERROR, b"\0r"),
+    (logging.WARNING, b"\0w"),
+    (logging.INFO, b"\0i"),
+)
+
+
+_emit = logging.StreamHandler.emit
+
+
+def _emit_marked(handler: logging.StreamHandler[Any], record: logging.LogRecord) -> None:
+    """Write a record of `logging` with its level, if it goes to one of the two streams."""
+    if not isinstance(getattr(handler.stream, "buffer", None), _StandardOutput):
+        _emit(handler, record)
+        return
+    try:
+        text = handler.format(record) + handler.terminator
+        mark = b"\0d"
+        for level, candidate in _LEVEL_MARKS:
+            if record.levelno >= level:
+                mark = candidate
+                break
+        _write_or_drop(mark + text.encode("utf-8", "backslashreplace") + wire.STDOUT_MARK)
+    except RecursionError:
+        raise
+    except Exception:  # as the method that this replaces
+        handler.handleError(record)
+
+
+def _text_stream(stream: io.FileIO) -> io.TextIOWrapper:
+    binary: Any = stream  # typeshed asks for a buffered stream
+    return io.TextIOWrapper(binary, "utf-8", "backslashreplace", write_through=True)
+
+
 def prepare_interpreter() -> None:
     """Prepare the zygote's interpreter, so that library code does not look for files."""
     linecache.updatecache = lambda *_: []  # warnings and tracebacks would read sources
     os.cpu_count = lambda: 1
     modules.close()
-    streams.prepare()
+    sys.stdout = _text_stream(_StandardOutput(1, "wb", closefd=False))
+    sys.stderr = _text_stream(_StandardError(2, "wb", closefd=False))
+    logging.StreamHandler.emit = _emit_marked  # type: ignore[method-assign,assignment]
     sys.argv[:] = [""]
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # else it looks like the function's exception
     random.seed(0)  # a retried function returns the same outputs
@@ -265,6 +334,32 @@ def warm_up(theirs: socket.socket, ours: socket.socket) -> None:
     wire.send(ours, _answer(memoryview(message), 0))
     wire.receive(theirs, wire.PREFIX.size + wire.INLINE_BYTES, 1)
     del sys.modules[MODULE]
+
+
+def warm_up_streams(count: int) -> None:
+    """Write to the standard streams and to `logging` as functions do, into a pipe of its own."""
+    kept = os.dup(1), os.dup(2)
+    source, sink = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    os.dup2(sink, 1)
+    os.dup2(sink, 2)
+    root = logging.getLogger()
+    handlers = root.handlers[:]
+    try:
+        for _ in range(count):
+            root.handlers.clear()
+            print("warm-up")
+            print("warm-up", file=sys.stderr)
+            logging.warning("warm-up")
+            os.read(source, 4096)
+    except Exception:  # an import changed print or logging; calls are slower then, and work
+        pass
+    finally:
+        root.handlers[:] = handlers
+        for number, file in enumerate(kept, 1):
+            os.dup2(file, number)
+            os.close(file)
+        os.close(source)
+        os.close(sink)
 
 
 def _warm_up_parcel() -> wire.Buffers:

@@ -39,7 +39,7 @@ import msgspec
 from dandelion.confinement import libc, lockdown, seccomp
 from dandelion.confinement.syscalls import native
 
-from . import lifetime, modules, package_imports, policy, sandbox, streams, wire
+from . import lifetime, modules, package_imports, policy, sandbox, wire
 from .package_imports import Restricted
 from .paths import HostPaths
 from .replacement import SandboxReplacement
@@ -144,7 +144,7 @@ def _prepare(
     with theirs, ours:
         for _ in range(_WARM_UP_COUNT):
             sandbox.warm_up(theirs, ours)
-        streams.warm_up(_WARM_UP_COUNT)
+        sandbox.warm_up_streams(_WARM_UP_COUNT)
     gc.collect()
     gc.freeze()  # otherwise the collector writes to, and so copies, every shared page
     return wire.ZygoteReady(facts, mapped_bytes)
