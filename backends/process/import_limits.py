@@ -13,9 +13,7 @@ its parent count for both. Memory files count once, if the kernel lets the node 
 from __future__ import annotations
 
 import os
-import select
 import signal
-import socket
 import stat
 import threading
 import time
@@ -60,13 +58,15 @@ class ImportWatch:
 
     Args:
         session: process id of the zygote, which is the id of its session.
-        messages: the node's connection to it, of which this has a duplicate.
+        has_message: tells whether it has sent a message, or its connection is closed.
         stop: called once, with the reason, if a limit is exceeded. It kills the processes.
     """
 
-    def __init__(self, session: int, messages: socket.socket, stop: Callable[[str], None]) -> None:
+    def __init__(
+        self, session: int, has_message: Callable[[], bool], stop: Callable[[str], None]
+    ) -> None:
         self._session = session
-        self._messages = messages.dup()
+        self._has_message = has_message
         self._stop = stop
         self._limits = LIMITS
         self._over = threading.Event()
@@ -84,14 +84,11 @@ class ImportWatch:
 
     def _watch(self) -> None:
         deadline = time.monotonic() + self._limits.wall_s
-        with self._messages:
-            poll = select.poll()
-            poll.register(self._messages, select.POLLIN)
-            while not self._over.wait(_INTERVAL_S) and not poll.poll(0):
-                reason = self._exceeded(time.monotonic() > deadline)
-                if reason:
-                    self._stop(reason)
-                    return
+        while not self._over.wait(_INTERVAL_S) and not self._has_message():
+            reason = self._exceeded(time.monotonic() > deadline)
+            if reason:
+                self._stop(reason)
+                return
         self._end_others()
 
     def _exceeded(self, late: bool) -> str:

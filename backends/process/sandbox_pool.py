@@ -12,6 +12,7 @@ forks, and a fork takes about half a millisecond.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -249,7 +250,14 @@ class _Zygote:
             os.close(life)
         self._watch: ImportWatch | None = None
         if content.environment:
-            self._watch = ImportWatch(self.process.pid, self._control, self._end_imports)
+            self._watch = ImportWatch(self.process.pid, self._has_message, self._end_imports)
+
+    def _has_message(self) -> bool:
+        poll = select.poll()
+        with suppress(EOFError), self._connection() as control:
+            poll.register(control, select.POLLIN)
+            return bool(poll.poll(0))
+        return True
 
     def _end_imports(self, reason: str) -> None:
         """Kill it while it loads packages."""

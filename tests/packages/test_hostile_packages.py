@@ -197,6 +197,13 @@ def test_imports_that_exceed_a_limit_are_refused(
     assert node.invoke("greedy").y.text() == "fine"
 
 
+def test_a_package_whose_process_was_not_reaped_is_refused(node: dd.Node, wheels: Path) -> None:
+    text = "import os\nif os.fork() == 0:\n    os._exit(0)\n"
+    wheel(wheels, "child", "1.0", {"child.py": text})
+    with pytest.raises(InvalidFunction, match="leaves processes behind"):
+        node.register(function("child", "return ''"))
+
+
 def _runs(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
