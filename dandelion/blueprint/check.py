@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from dandelion.blueprint.check_candidates import candidate_problems
+from dandelion.blueprint.check_cycles import cycle_problems
 from dandelion.blueprint.check_operations import operation_problems
 from dandelion.blueprint.check_words import word_problems
 from dandelion.blueprint.numbers import constant, launch_numbers, pack
@@ -105,7 +106,7 @@ class _Checker:
     def run(self) -> Iterator[Problem]:
         yield from self.modules()
         yield from self.names()
-        yield from self.size_cycles()
+        yield from cycle_problems(self.body.buffers)
         for name, size in self.body.buffers.items():
             where = f"blueprint.buffers.{name}"
             yield from self.size(where, size, smallest=1, largest=MAX_BYTES)
@@ -198,31 +199,6 @@ class _Checker:
     def buffer(self, where: str, name: str) -> Iterator[Problem]:
         if name not in self.buffers:
             yield _unknown("buffer", name, self.buffers, where)
-
-    def size_cycles(self) -> Iterator[Problem]:
-        """Report cycles of buffer sizes that refer to each other."""
-        state: dict[str, int] = {}
-        for start in self.body.buffers:
-            path: list[str] = []
-            stack = [(start, False)]
-            while stack:
-                name, done = stack.pop()
-                if done:
-                    state[path.pop()] = 2
-                    continue
-                if name not in self.body.buffers or state.get(name) == 2:
-                    continue
-                if state.get(name) == 1:
-                    cycle = " -> ".join([*path[path.index(name) :], name])
-                    where = f"blueprint.buffers.{name}"
-                    yield Problem(
-                        "circular-size", f"the sizes depend on each other: {cycle}", where
-                    )
-                    return
-                state[name] = 1
-                path.append(name)
-                stack.append((name, True))
-                stack += [(n, False) for n in sorted(_named(self.body.buffers[name]))]
 
     # sizes
 
@@ -348,9 +324,7 @@ class _Checker:
     def arity(self, where: str, kernel: Kernel, args: tuple[Argument, ...]) -> Iterator[Problem]:
         known = self.signatures.get(kernel.name)
         for access in (kernel.access, known.access if known else None):
-            if access is None or (access == () and known is None):
-                continue
-            if access == () and access is kernel.access:
+            if access is None or (access == () and (known is None or access is kernel.access)):
                 continue
             if len(args) != len(access):
                 expected = f"{len(access)} arguments"
@@ -391,18 +365,6 @@ class _Checker:
         if threads > BLOCK_THREADS and all(n is None or n <= BLOCK_THREADS for n in block):
             message = f"a block of {threads} threads"
             yield Problem("out-of-range", message, where, expected=f"at most {BLOCK_THREADS}")
-
-
-def _named(size: Size) -> set[str]:
-    """Buffers whose sizes a size refers to."""
-    match size:
-        case Sizeof(buffer) | Elements(buffer):
-            return {buffer}
-        case Add(parts) | Mul(parts):
-            return {n for part in parts for n in _named(part)}
-        case CeilDiv(dividend, divisor):
-            return _named(dividend) | _named(divisor)
-    return set()
 
 
 def launches(actions: tuple[Action, ...], once: type[Action] | None = None) -> int:

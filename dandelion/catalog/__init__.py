@@ -10,7 +10,6 @@ Durable stores are modules ``dandelion.registry.SCHEME`` with ``open_catalog(url
 
 from dandelion.catalog.checks import (
     check_against,
-    check_batch,
     check_unused,
     used_blobs,
     users_of,
@@ -26,6 +25,7 @@ from dandelion.catalog.records import (
     LibraryRecord,
     Record,
     Slot,
+    check_batch,
     kind_of,
     same_but_version,
     slot_of,

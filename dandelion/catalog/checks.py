@@ -4,35 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dandelion.blobs import Blobs
 from dandelion.catalog.contract import Catalog
 from dandelion.catalog.records import Batch, CompositionRecord, LibraryRecord, Record, kind_of
-from dandelion.errors import Conflict, InvalidInput, Unknown
-from dandelion.function import Digest, FunctionSpec, digest_of
+from dandelion.errors import Conflict, Unknown
+from dandelion.function import Digest, FunctionSpec
 
 
 def users_of(name: str, records: Iterable[Record]) -> list[str]:
     """Names of the compositions among `records` that use `name`."""
     return [r.name for r in records if isinstance(r, CompositionRecord) and name in r.uses]
-
-
-def check_batch(batch: Batch) -> None:
-    """Check a batch by itself.
-
-    Raises:
-        Conflict: a name is used twice.
-        InvalidInput: a blob's bytes do not have its digest.
-    """
-    spaces: list[list[Record]] = [[*batch.functions, *batch.compositions], [*batch.libraries]]
-    for records in spaces:
-        seen: set[str] = set()
-        for record in records:
-            if record.name in seen:
-                raise Conflict(kind_of(record), record.name, "it appears twice in one registration")
-            seen.add(record.name)
-    for digest, data in () if isinstance(batch.blobs, Blobs) else batch.blobs.items():
-        if digest_of(data) != digest:
-            raise InvalidInput(f"blobs.{digest}", f"its bytes have the digest {digest_of(data)}")
 
 
 def check_against(batch: Batch, catalog: Catalog) -> None:

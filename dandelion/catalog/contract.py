@@ -5,8 +5,14 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 
-from dandelion.catalog.checks import check_batch
-from dandelion.catalog.records import Batch, CatalogState, CompositionRecord, LibraryRecord, Record
+from dandelion.catalog.records import (
+    Batch,
+    CatalogState,
+    CompositionRecord,
+    LibraryRecord,
+    Record,
+    check_batch,
+)
 from dandelion.data import Bytes
 from dandelion.errors import BackendUnavailable
 from dandelion.function import Digest, FunctionSpec

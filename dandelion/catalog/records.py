@@ -8,8 +8,10 @@ from typing import TypeAlias
 
 import msgspec
 
+from dandelion.blobs import Blobs
 from dandelion.data import Bytes
-from dandelion.function import Digest, FunctionSpec
+from dandelion.errors import Conflict, InvalidInput
+from dandelion.function import Digest, FunctionSpec, digest_of
 
 
 class CompositionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -116,3 +118,22 @@ def same_but_version(a: Record, b: Record | None) -> bool:
 def with_version(record: Record, version: int) -> Record:
     """Return the same record with another version."""
     return msgspec.structs.replace(record, version=version)
+
+
+def check_batch(batch: Batch) -> None:
+    """Check a batch by itself.
+
+    Raises:
+        Conflict: a name is used twice.
+        InvalidInput: a blob's bytes do not have its digest.
+    """
+    spaces: list[list[Record]] = [[*batch.functions, *batch.compositions], [*batch.libraries]]
+    for records in spaces:
+        seen: set[str] = set()
+        for record in records:
+            if record.name in seen:
+                raise Conflict(kind_of(record), record.name, "it appears twice in one registration")
+            seen.add(record.name)
+    for digest, data in () if isinstance(batch.blobs, Blobs) else batch.blobs.items():
+        if digest_of(data) != digest:
+            raise InvalidInput(f"blobs.{digest}", f"its bytes have the digest {digest_of(data)}")

@@ -9,15 +9,14 @@ from pathlib import Path
 import msgspec
 
 from dandelion import __version__
-from dandelion.asynchronous.records import KeptState
 from dandelion.cli.grammar import MainParser, VerbParser
-from dandelion.cli.project_verbs import add_outgoing, add_projects, add_wheels
+from dandelion.cli.invocation_verbs import GPU_BACKENDS, add_invocations, add_version
+from dandelion.cli.project_verbs import add_projects
 from dandelion.cli.settings import setting_help
 from dandelion.settings import Settings
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 KINDS = ("functions", "compositions", "libraries", "backends", "engines")
-BENCH_BACKENDS = ("cuda", "hip", "opencl")
 FORMATS = ("svg", "mermaid", "json", "text")
 
 
@@ -108,12 +107,22 @@ def make_parser() -> MainParser:
         metavar="PATH",
         help="*.dandelion, *.json, *.msgpack, a *.py with document(), or a folder",
     )
-    _invoke(verbs.add_parser("invoke", parents=[remote], help="invoke a function or composition"))
+    add_invocations(verbs, local, remote)
+    _views(verbs, remote)
+    check = verbs.add_parser(
+        "check", parents=[local], help="check texts and blueprints without a node"
+    )
+    check.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files or folders")
+    _export(verbs.add_parser("export", parents=[local], help="make a function of a PyTorch module"))
+    _graph(verbs.add_parser("graph", parents=[remote], help="draw a composition"))
+    verbs.add_parser("doctor", parents=[local], help="check what works on this machine")
+    _token(verbs.add_parser("token", help="make, list and remove bearer tokens"), local)
+    _bench(verbs.add_parser("bench", help="measure this machine and show results"), local)
+    return parser
 
-    _record(verbs.add_parser("record", parents=[remote], help="invoke, and save a recording"))
-    _replay(verbs.add_parser("replay", parents=[local], help="run a recording again, offline"))
-    _asynchronous(verbs, remote)
 
+def _views(verbs: argparse._SubParsersAction[VerbParser], remote: VerbParser) -> None:
+    """Add the verbs that show and remove what a node has."""
     listing = verbs.add_parser(
         "ls", parents=[remote], help="list registered names, backends or engines"
     )
@@ -124,7 +133,7 @@ def make_parser() -> MainParser:
     capacity.add_argument(
         "name", nargs="?", metavar="FUNCTION", help="also tell what would happen to a call of it"
     )
-    _version(capacity)
+    add_version(capacity)
     cluster = verbs.add_parser("cluster", help="show the nodes of a cluster")
     cluster_verbs = cluster.add_subparsers(dest="cluster_verb", required=True, metavar="COMMAND")
     cluster_verbs.add_parser("status", parents=[remote], help="show what a node knows of it")
@@ -132,27 +141,17 @@ def make_parser() -> MainParser:
     for verb, text in (("describe", "describe one name"), ("rm", "remove a name or a version")):
         named = verbs.add_parser(verb, parents=[remote], help=text)
         named.add_argument("name", metavar="NAME", help="a function, composition or library")
-        _version(named)
+        add_version(named)
 
-    check = verbs.add_parser(
-        "check", parents=[local], help="check texts and blueprints without a node"
-    )
-    check.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files or folders")
 
-    _export(verbs.add_parser("export", parents=[local], help="make a function of a PyTorch module"))
-
-    graph = verbs.add_parser("graph", parents=[remote], help="draw a composition")
+def _graph(graph: VerbParser) -> None:
     graph.add_argument("source", metavar="FILE|NAME", help="a *.dandelion file, or a name")
     graph.add_argument("--name", help="which composition of the file")
     graph.add_argument("--format", choices=FORMATS, help="default: by the output's suffix, or text")
     graph.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="*.svg, *.mmd, *.md, *.json or *.txt"
     )
-    _version(graph)
-    verbs.add_parser("doctor", parents=[local], help="check what works on this machine")
-    _token(verbs.add_parser("token", help="make, list and remove bearer tokens"), local)
-    _bench(verbs.add_parser("bench", help="measure this machine and show results"), local)
-    return parser
+    add_version(graph)
 
 
 def _logs(logs: VerbParser) -> None:
@@ -189,113 +188,6 @@ def _seconds(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of seconds")
     return int(text)
-
-
-def _version(parser: VerbParser) -> None:
-    parser.add_argument("--version", type=int, dest="version_", metavar="N", help="default: newest")
-
-
-def _asynchronous(verbs: argparse._SubParsersAction[VerbParser], remote: VerbParser) -> None:
-    submit = verbs.add_parser("submit", parents=[remote], help="begin an asynchronous invocation")
-    _given(submit)
-    _key(submit)
-    submit.add_argument(
-        "--callback", default="", metavar="URL", help="to be called at the end, if allowed"
-    )
-    listing = verbs.add_parser(
-        "invocations", parents=[remote], help="list asynchronous invocations, or show one"
-    )
-    listing.add_argument("name", nargs="?", metavar="ID", help="default: list all, newest first")
-    states = [state.value for state in KeptState]
-    listing.add_argument("--state", choices=states, help="only those in this state")
-    listing.add_argument("--limit", type=int, default=100, metavar="NUMBER", help="default 100")
-    listing.add_argument("--after", default="", metavar="PLACE", help="continue a list")
-    for verb in (submit, listing):
-        verb.add_argument("--follow", action="store_true", help="print what happens until it ends")
-    result = verbs.add_parser("result", parents=[remote], help="wait for a result and show it")
-    result.add_argument("name", metavar="ID", help="of an asynchronous invocation")
-    result.add_argument(
-        "--wait", type=float, metavar="SECONDS", help="how long; default: without limit"
-    )
-    add_outgoing(result)
-    cancel = verbs.add_parser(
-        "cancel", parents=[remote], help="cancel asynchronous invocations, or forget ended ones"
-    )
-    cancel.add_argument("names", nargs="+", metavar="ID", help="of an asynchronous invocation")
-
-
-def _invoke(parser: VerbParser) -> None:
-    _given(parser)
-    _key(parser)
-    add_outgoing(parser)
-
-
-def _key(parser: VerbParser) -> None:
-    text = "idempotency key: invoke the same only once"
-    parser.add_argument("--key", default="", metavar="KEY", help=text)
-
-
-def _given(parser: VerbParser) -> None:
-    """Add what is invoked."""
-    parser.add_argument("name", metavar="NAME", help="a function or composition")
-    parser.add_argument(
-        "sets",
-        nargs="*",
-        default=[],
-        metavar="SET=VALUE",
-        help="set=text, set=@file (@- is standard input), set:=json; repeat for more items",
-    )
-    parser.add_argument(
-        "--deadline", type=float, metavar="SECONDS", help="deadline of the invocation"
-    )
-    parser.add_argument(
-        "--priority",
-        type=int,
-        default=0,
-        metavar="NUMBER",
-        help="among waiting calls of the same tenant, from -1000 to 1000; higher is first",
-    )
-    _version(parser)
-
-
-def _record(parser: VerbParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="a function or composition")
-    parser.add_argument(
-        "sets", nargs="*", default=[], metavar="SET=VALUE", help="as for 'dandelion invoke'"
-    )
-    parser.add_argument(
-        "--deadline", type=float, metavar="SECONDS", help="deadline of the invocation"
-    )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: ID.recording")
-    _version(parser)
-
-
-def _replay(parser: VerbParser) -> None:
-    parser.add_argument("paths", nargs=1, type=Path, metavar="FILE", help="a recording")
-    parser.add_argument("--calls", action="store_true", help="only list the recorded calls")
-    parser.add_argument(
-        "--debug-call",
-        dest="call",
-        metavar="CALL",
-        help="run one call of a Python function in the debugger, such as 'resize[3]'; "
-        "without a sandbox, with your rights",
-    )
-    parser.add_argument(
-        "--with",
-        dest="changes",
-        nargs="+",
-        default=[],
-        type=Path,
-        metavar="PATH",
-        help="other code, as for 'dandelion register'",
-    )
-    parser.add_argument(
-        "--backend", choices=BENCH_BACKENDS, help="for GPU functions; default: the first that works"
-    )
-    parser.add_argument(
-        "--deadline", type=float, metavar="SECONDS", help="deadline of the invocation"
-    )
-    add_wheels(parser)
 
 
 def _export(parser: VerbParser) -> None:
@@ -419,7 +311,9 @@ def _bench(parser: VerbParser, local: VerbParser) -> None:
         "--quick", action="store_true", help="take seconds; results are only indications"
     )
     running.add_argument(
-        "--backend", choices=BENCH_BACKENDS, help="for GPU functions; default: the first that works"
+        "--backend",
+        choices=GPU_BACKENDS,
+        help="for GPU functions; default: the first that works",
     )
     _out(running, "DIR", "folder for JSON; default: bench/results, or bench-results if --quick")
     plot = verbs.add_parser("plot", parents=[local], help="draw saved results as SVG and PNG")

@@ -51,6 +51,7 @@ from dandelion.errors import InvalidComposition, Problem
 SAME = Composition("_same", ("set",), ("set",))
 _OWN = {
     *(__name__, "dandelion.dataflow.dsl", "dandelion.dataflow.dsl_sets"),
+    "dandelion.dataflow.dsl_applying",
     *("dandelion.documents.records", "dandelion.decorators.python_function"),
 }
 _current: ContextVar[Draft | None] = ContextVar("draft", default=None)

@@ -74,9 +74,7 @@ def python_function(
     name = name or entry
     if name is None:
         raise InvalidInput("name", "a function given as text needs a name", "give name=...")
-    options = {"entry": entry or name}
-    if imports:
-        options["imports"] = ",".join(imports)
+    options = {"entry": entry or name} | ({"imports": ",".join(imports)} if imports else {})
     return FunctionDocument(
         name=name,
         inputs=tuple(inputs or ()),
