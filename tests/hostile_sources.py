@@ -26,7 +26,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "parentheses": ("(" * 100_000, "nested"),
     "unary operators": ("-" * 200_000 + "1", DEEP),
     "lambdas": ("lambda:" * 20_000 + "1", DEEP),
-    "comprehensions": (HEAD + "[" * 60 + "1" + " for x in y]" * 60, f"^$|{SPENT}"),
+    "comprehensions": (HEAD + "[" * 60 + "1" + " for x in y]" * 60, f"^$|{SPENT}|{DEEP}"),
     "conditions": ("1 if x else " * 80_000 + "1", DEEP),
     "attributes": ("x" + ".a" * 500_000, f"{DEEP}|{SPENT}"),
     "long sum": (added(20_000), DEEP),

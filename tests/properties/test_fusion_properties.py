@@ -425,7 +425,7 @@ def causes(error: BaseException | None) -> Iterator[str]:
 @pytest.mark.parametrize("kind", ["plain", "typed", "faults"])
 def test_running_functions_as_one_changes_nothing(kind: str) -> None:
     expected, found = Host(), Host()
-    for seed in range(150):
+    for seed in range(300):
         source = random.Random(f"{kind} {seed}")
         world = World(source, kind == "typed", kind == "faults", source.choice([0.0, 0.2, 0.9]))
         for i in range(source.choice([2, 3, 4])):

@@ -123,9 +123,9 @@ def test_an_engine_that_has_the_constants_is_preferred() -> None:
     residency = Residency(1 << 40, lambda action: None)
     capacity = Capacity(constants_bytes=4 * LARGE_BYTES)
     engines = [EngineState(n, frozenset({"gpu"}), capacity=capacity, places=2) for n in range(3)]
-    for engine in engines:
-        engine.phase = EnginePhase.READY
-        residency.add_device(engine, capacity)
+    for one in engines:
+        one.phase = EnginePhase.READY
+        residency.add_device(one, capacity)
     spec = FunctionSpec("f", (), ())
     one, equal, other = (
         Flow(Tenant(name), spec, constants_bytes=LARGE_BYTES, constants=content)
