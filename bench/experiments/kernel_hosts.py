@@ -28,8 +28,9 @@ UNCONFINED, THREADS, ALONE, CHOSEN = (
     "kernel hosts, as the node chooses",
 )
 _DEVICES = "POCL_DEVICES"
-_KINDS: Mapping[str, str] = {UNCONFINED: "pthread", THREADS: "pthread", ALONE: "basic", CHOSEN: ""}
+KINDS: Mapping[str, str] = {UNCONFINED: "pthread", THREADS: "pthread", ALONE: "basic", CHOSEN: ""}
 MOST_RATIO = 2.0
+CHOICE_S = 25.0  # of calls, until a node has compared hosts
 PROCESSOR = Metric("processor", "processor time of a call", Unit.US)
 OVER = Metric("ratio", "processor time over unconfined", Unit.RATIO)
 
@@ -45,7 +46,7 @@ def kernel_hosts(bench: Bench) -> Findings:
     panels, budgets = [], []
     for chain in (network(), vector_addition())[: bench.pick(1, 2, 2)]:
         rows = []
-        for kind in _KINDS:
+        for kind in KINDS:
             bench.say(f"{chain.name}, {kind}")
             rows += _measured(bench, chain, kind)
         for row in rows:
@@ -69,9 +70,10 @@ def _measured(bench: Bench, chain: KernelChain, kind: str) -> list[Row]:
     options = {"unconfined": "true"} if kind == UNCONFINED else {}
     settings = gpu_settings("opencl", 0, "64M", 256 * MIB, **options) | {"cache_bytes": 0}
     rows = []
-    with _devices(_KINDS[kind]), node_server(settings, (chain.document,), engines=1) as server:
+    with _devices(KINDS[kind]), node_server(settings, (chain.document,), engines=1) as server:
         request = HttpRequest(f"/v1/invoke/{chain.function}", chain.body)
-        _load(server.port, request, 1, bench.pick(0.2, 5.0, 5.0))  # a node may choose meanwhile
+        warm_up_s = 2.0 if KINDS[kind] else CHOICE_S
+        _load(server.port, request, 1, 0.2 if bench.quick else warm_up_s)
         for callers in (1, 8):
             before_s = processor_s(server.pid)
             load = _load(server.port, request, callers, bench.pick(0.3, 4.0, 4.0))
