@@ -206,11 +206,24 @@ def test_a_rival_that_is_late_in_a_call_costs_that_call_alone() -> None:
         assert called(who)[0]
 
 
+def test_a_rival_that_ended_between_calls_costs_none() -> None:
+    with broker(scripted()) as who:
+        until(who, lambda: phase(who) is Phase.COMPARING)
+        trial = who.engine._trials.current
+        assert trial is not None
+        trial.rival.child.kill()
+        trial.rival.child.wait()
+        assert called(who)[0]
+        assert phase(who) is None
+        assert decided(who)
+
+
 def test_a_new_function_takes_the_place_of_a_rival() -> None:
     with broker(scripted("not threads and time.sleep(60)"), processes=2) as who:
         until(who, lambda: phase(who) is not None)
         assert called(who, "Other")[0]
         assert phase(who) is None
+        assert not decided(who), "there may be a trial later"
         assert len(who.engine.hosts()) == 2
 
 

@@ -3,8 +3,9 @@
 The small network of `plover_cnn` and a vector addition are called over HTTP, by one caller and by
 several. A node runs them in its engine process (`unconfined`), in confined kernel hosts whose
 OpenCL library has threads, and in those where the thread that launches a kernel runs it. By default
-a node finds out which of the latter two is faster for each function. Beside the latency is the
-processor time of all processes of the node for each call, which depends less on what else runs.
+a node finds out which of the latter two is faster for each function; here it is told. Beside the
+latency is the processor time of all processes of the node for each call, which depends less on what
+else runs.
 """
 
 from __future__ import annotations
@@ -21,16 +22,11 @@ from ..samples import P50, P99, RATE
 from ..systems.functions import KernelChain, network, vector_addition
 from ..systems.nodes import MIB, gpu_settings, node_server
 
-UNCONFINED, THREADS, ALONE, CHOSEN = (
-    "unconfined",
-    "kernel hosts with threads",
-    "kernel hosts without threads",
-    "kernel hosts, as the node chooses",
-)
+UNCONFINED = "unconfined"
+THREADS, ALONE = "kernel hosts with threads", "kernel hosts without threads"
 _DEVICES = "POCL_DEVICES"
-KINDS: Mapping[str, str] = {UNCONFINED: "pthread", THREADS: "pthread", ALONE: "basic", CHOSEN: ""}
+KINDS: Mapping[str, str] = {UNCONFINED: "pthread", THREADS: "pthread", ALONE: "basic"}
 MOST_RATIO = 2.0
-CHOICE_S = 25.0  # of calls, until a node has compared hosts
 PROCESSOR = Metric("processor", "processor time of a call", Unit.US)
 OVER = Metric("ratio", "processor time over unconfined", Unit.RATIO)
 
@@ -60,8 +56,8 @@ def kernel_hosts(bench: Bench) -> Findings:
             )
         )  # fmt: skip
         if not bench.quick:
-            found = next(r for r in rows if r.system == CHOSEN)
-            what = f"{chain.name}, processor time of a call in kernel hosts"
+            found = next(r for r in rows if r.system == ALONE)
+            what = f"{chain.name}, processor time of a call in kernel hosts without threads"
             budgets.append(at_most(what, found.values["ratio"], MOST_RATIO, "x", of=" unconfined"))
     return Findings(tuple(panels), budgets=tuple(budgets))
 
@@ -72,8 +68,7 @@ def _measured(bench: Bench, chain: KernelChain, kind: str) -> list[Row]:
     rows = []
     with _devices(KINDS[kind]), node_server(settings, (chain.document,), engines=1) as server:
         request = HttpRequest(f"/v1/invoke/{chain.function}", chain.body)
-        warm_up_s = 2.0 if KINDS[kind] else CHOICE_S
-        _load(server.port, request, 1, 0.2 if bench.quick else warm_up_s)
+        _load(server.port, request, 1, 0.2 if bench.quick else 2.0)
         for callers in (1, 8):
             before_s = processor_s(server.pid)
             load = _load(server.port, request, callers, bench.pick(0.3, 4.0, 4.0))
@@ -89,13 +84,12 @@ def _load(port: int, request: HttpRequest, callers: int, seconds: float) -> Load
 
 @contextlib.contextmanager
 def _devices(names: str) -> Iterator[None]:
-    """Choose the devices of PoCL for processes that are started in here; empty for its default."""
-    before = os.environ.pop(_DEVICES, None)
-    if names:
-        os.environ[_DEVICES] = names
+    """Choose the devices of PoCL for processes that are started in here."""
+    before = os.environ.get(_DEVICES)
+    os.environ[_DEVICES] = names
     try:
         yield
     finally:
-        os.environ.pop(_DEVICES, None)
+        del os.environ[_DEVICES]
         if before is not None:
             os.environ[_DEVICES] = before
