@@ -1,9 +1,9 @@
 """Whether the kernels of a function run in several threads or in the one that launches them.
 
 With threads, each launch wakes the threads of the device's library up and waits for them. That pays
-for long kernels only: a network of six launches that takes 0.07 ms in one thread makes 15 to 25
-switches between threads instead of one, and takes twice as long where other processes want the
-same cores. Which way is better depends on kernels, sizes and machine, so it is measured.
+for long kernels only: a network of six launches that takes 0.07 ms in one thread makes some 20
+switches between threads instead of one, and takes twice as long where other processes want the same
+cores. Which way is better depends on kernels, sizes and machine, so it is measured.
 
 A function begins on a host with threads. When all its calls are brief and it has been used for
 longer than compiling it took, a second host is started for it, without threads. A **trial** has

@@ -15,7 +15,10 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from dandelion.errors import InternalError
+
 from ..experiment import Bench, experiment
+from ..http_client import fetch
 from ..load import HttpRequest, closed_loop
 from ..process_facts import processor_s
 from ..processes import ServerProcess
@@ -85,7 +88,11 @@ def _measured(bench: Bench, chain: KernelChain) -> list[Row]:
     found = {(callers, kind): _Served(Samples([])) for callers in (1, 8) for kind in KINDS}
     with contextlib.ExitStack() as closing:
         nodes = {kind: closing.enter_context(_node(chain, kind)) for kind in KINDS}
-        for turn in range(bench.pick(1, TURNS, TURNS) + 1):  # the first one warms up
+        for kind, server in nodes.items():
+            for _ in range(bench.pick(1, 50, 50)):
+                if not chain.expected(fetch(server.port, request)):
+                    raise InternalError(f"{kind}: {chain.name} gave a wrong result")
+        for _ in range(bench.pick(1, TURNS, TURNS)):
             for (callers, kind), served in found.items():
                 bench.say(f"{chain.name}, {callers} callers, {kind}")
                 server = nodes[kind]
@@ -94,11 +101,10 @@ def _measured(bench: Bench, chain: KernelChain) -> list[Row]:
                     server.port, request, callers=callers,
                     seconds=0.3 if bench.quick else 1.0, warm_up_s=0.0,
                 )  # fmt: skip
-                if turn:
-                    served.processor_s += processor_s(server.pid) - before_s
-                    served.latency.ns += load.latency.ns
-                    served.seconds += load.seconds
-                    served.errors += load.failed
+                served.processor_s += processor_s(server.pid) - before_s
+                served.latency.ns += load.latency.ns
+                served.seconds += load.seconds
+                served.errors += load.failed
     return [served.row(kind, callers) for (callers, kind), served in found.items()]
 
 
