@@ -186,14 +186,16 @@ class Attacker:
 
 
 @contextmanager
-def attacker(command: tuple[str, ...], processes: int = 4) -> Iterator[Attacker]:
-    """Start an engine."""
+def attacker(
+    command: tuple[str, ...], processes: int = 4, threads: int = 1, trial_ns: int = 10**15
+) -> Iterator[Attacker]:
+    """Start an engine. By default functions keep their host: attacks leave traces in it."""
     driver = OpenClDriver()
-    driver.configure({"pool_bytes": "16M", "processes": str(processes), "threads": "1"})
+    driver.configure({"pool_bytes": "16M", "processes": str(processes), "threads": str(threads)})
     runtime = driver.factory().host_runtime()
     assert runtime is not None
     template = HostTemplate(driver.name, driver.options.given, runtime, command)
-    engine = ConfinedEngine(driver.options, runtime, "cpu", template)
+    engine = ConfinedEngine(driver.options, runtime, "cpu", template, trial_ns)
     try:
         yield Attacker(engine)
     finally:

@@ -6,21 +6,19 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 from dandelion.backends.gpu import host_trials, pocl_runtime
-from dandelion.backends.gpu.confined import ConfinedEngine
-from dandelion.backends.gpu.host_template import HostTemplate
 from dandelion.backends.gpu.host_trials import CALLS, Phase
-from dandelion.backends.opencl import OpenClDriver
 
 from dandelion.confinement.lockdown import landlock_abi
 from dandelion.driver import load_driver
 from dandelion.errors import BackendUnavailable, Faulted, TimedOut
 
-from .kernel_attacks import CONFINED, Attacker, function, packed
+from .kernel_attacks import CONFINED, Attacker, Script, attacker, function, packed
 
 pytestmark = pytest.mark.skipif(landlock_abi() < 2, reason="this kernel has no Landlock")
 
@@ -78,19 +76,9 @@ def scripted(run: str = "pass", start: str = "pass") -> tuple[str, ...]:
     return (sys.executable, "-P", "-c", HOST.replace("RUN", run).replace("START", start))
 
 
-@contextmanager
-def broker(command: tuple[str, ...], processes: int = 4) -> Iterator[Attacker]:
+def broker(command: tuple[str, ...], processes: int = 4) -> AbstractContextManager[Attacker]:
     """Start an engine that begins a trial as soon as a function was called some times."""
-    driver = OpenClDriver()
-    driver.configure({"pool_bytes": "16M", "processes": str(processes), "threads": "2"})
-    runtime = driver.factory().host_runtime()
-    assert runtime is not None
-    template = HostTemplate(driver.name, driver.options.given, runtime, command)
-    engine = ConfinedEngine(driver.options, runtime, "cpu", template, trial_ns=-(10**12))
-    try:
-        yield Attacker(engine)
-    finally:
-        engine.close()
+    return attacker(command, processes, threads=2, trial_ns=-(10**12))
 
 
 def called(who: Attacker, wanted: str = "Wanted", limit_ns: int = 10**10) -> tuple[bool, int]:
@@ -106,7 +94,8 @@ def called(who: Attacker, wanted: str = "Wanted", limit_ns: int = 10**10) -> tup
 
 def until(who: Attacker, condition: Callable[[], bool]) -> list[tuple[bool, int]]:
     """Call until a condition holds."""
-    end_s, made = time.monotonic() + LIMIT_S, []
+    made: list[tuple[bool, int]] = []
+    end_s = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < end_s, made[-20:]
         made.append(called(who))
@@ -217,11 +206,24 @@ def test_a_rival_that_is_late_in_a_call_costs_that_call_alone() -> None:
         assert called(who)[0]
 
 
+def test_a_rival_that_ended_between_calls_costs_none() -> None:
+    with broker(scripted()) as who:
+        until(who, lambda: phase(who) is Phase.COMPARING)
+        trial = who.engine._trials.current
+        assert trial is not None
+        trial.rival.child.kill()
+        trial.rival.child.wait()
+        assert called(who)[0]
+        assert phase(who) is None
+        assert decided(who)
+
+
 def test_a_new_function_takes_the_place_of_a_rival() -> None:
     with broker(scripted("not threads and time.sleep(60)"), processes=2) as who:
         until(who, lambda: phase(who) is not None)
         assert called(who, "Other")[0]
         assert phase(who) is None
+        assert not decided(who), "there may be a trial later"
         assert len(who.engine.hosts()) == 2
 
 
@@ -261,13 +263,36 @@ def test_devices_that_the_operator_chose_stay(monkeypatch: pytest.MonkeyPatch) -
             assert phase(who) is None
 
 
-def test_a_real_host_without_threads_has_one() -> None:
+def confinement(pid: int) -> dict[str, str]:
+    """Read what a process may do."""
+    fields = (
+        "Uid",
+        "Gid",
+        "Groups",
+        "CapEff",
+        "CapBnd",
+        "NoNewPrivs",
+        "Seccomp",
+        "Seccomp_filters",
+    )
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {
+        name: rest for name, _, rest in (line.partition(":") for line in lines) if name in fields
+    }
+
+
+def test_a_real_rival_has_fewer_threads_and_no_other_rights() -> None:
+    attack: Script = [("socket", 2, 1, 0), ("getpid",), ("fork",)]
     with broker(CONFINED) as who:
-        made = packed([("getpid",)])
         end_s = time.monotonic() + LIMIT_S
         while phase(who) is not Phase.COMPARING and time.monotonic() < end_s:
-            who.run(who.call(WANTED, made, b"x"))
+            who.attack(attack, wanted=WANTED)
         trial = who.engine._trials.current
         assert trial is not None
-        threads = len(os.listdir(f"/proc/{trial.rival.child.pid}/task"))
-        assert threads < len(os.listdir(f"/proc/{who.pid(WANTED)}/task"))
+        rival, host = trial.rival.child.pid, who.pid(WANTED)
+        assert len(os.listdir(f"/proc/{rival}/task")) < len(os.listdir(f"/proc/{host}/task"))
+        assert confinement(rival) == confinement(host)
+        assert confinement(rival)["Seccomp"].strip() == "2"
+        answered = [who.attack(attack, wanted=WANTED)[0] for _ in range(4)]
+        assert {results[1] for results in answered} == {rival, host}
+        assert all(results[0] == results[2] == -1 for results in answered)

@@ -55,7 +55,7 @@ def engine() -> Iterator[ConfinedEngine]:
 def function(name: str, weights: np.ndarray[tuple[int], np.dtype[np.int32]]) -> Function:
     data, source = weights.tobytes(), (SOURCE % (len(weights) - 1)).encode()
     code = CodeObject("blueprint", digest_of(BLUEPRINT), {"k.c": digest_of(source)})
-    static = {"w": (StaticItem("w", digest_of(data)),)}
+    static: dict[str, tuple[StaticItem, ...]] = {"w": (StaticItem("w", digest_of(data)),)}
     spec = FunctionSpec(name, (SetSpec("x"), SetSpec("w")), (SetSpec("x"),), static, (code,))
     sets = {"w": ItemSet("w", (Item("w", 0, data),))}
     return Function(spec, code, BLUEPRINT, {"k.c": source}, sets)
@@ -69,7 +69,7 @@ def called(engine: ConfinedEngine, wanted: Function, *x: int) -> list[int]:
     try:
         (result,) = engine.run(call)
         assert result is not None
-        return np.frombuffer(result.items[0].data, np.int32).tolist()
+        return [int(value) for value in np.frombuffer(result.items[0].data, np.int32)]
     finally:
         engine.clean_up()
 

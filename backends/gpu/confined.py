@@ -202,7 +202,7 @@ class ConfinedEngine(Engine):
             return host
         self._drop(identity)
         if not self._has_room():
-            self._trials.give_up()
+            self._trials.put_off()
         while len(self._hosts) >= self._options.processes():
             self._drop(next(iter(self._hosts)))
         try:
@@ -313,7 +313,7 @@ class ConfinedEngine(Engine):
         """End all hosts and remove their folders. May be called twice."""
         self._closed = True
         self._ahead.close()
-        self._trials.give_up()
+        self._trials.put_off()
         for identity in tuple(self._hosts):
             self._drop(identity)
         self._reap(_END_LIMIT_S)

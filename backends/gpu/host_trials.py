@@ -1,9 +1,9 @@
 """Whether the kernels of a function run in several threads or in the one that launches them.
 
 With threads, each launch wakes the threads of the device's library up and waits for them. That pays
-for long kernels only: a network of six launches that takes 0.07 ms in one thread makes 15 to 25
-switches between threads instead of one, and takes twice as long where other processes want the
-same cores. Which way is better depends on kernels, sizes and machine, so it is measured.
+for long kernels only: a network of six launches that takes 0.07 ms in one thread makes some 20
+switches between threads instead of one, and takes twice as long where other processes want the same
+cores. Which way is better depends on kernels, sizes and machine, so it is measured.
 
 A function begins on a host with threads. When all its calls are brief and it has been used for
 longer than compiling it took, a second host is started for it, without threads. A **trial** has
@@ -217,7 +217,12 @@ class HostTrials:
         except TrialFailed:
             self.give_up()
             return host
-        return trial.rival if trial.is_rivals(known) else host
+        if not trial.is_rivals(known):
+            return host
+        if not trial.rival.is_quiet():
+            self.give_up()
+            return host
+        return trial.rival
 
     def ran(self, identity: str, known: KnownAnswer, host: HostProcess, took_ns: int) -> None:
         """Note a call that succeeded."""
@@ -273,10 +278,17 @@ class HostTrials:
         if self.current is not None:
             self._decided(self.current, has_won=False)
 
+    def put_off(self) -> None:
+        """End the trial that runs, if one does; there may be another one of its function later."""
+        trial, self.current = self.current, None
+        if trial is not None:
+            self._uses.pop(trial.identity, None)
+            self._end(trial.rival)
+
     def dropped(self, identity: str) -> None:
         """Note that a function has no host any more; the next one has threads."""
         if self.current is not None and self.current.identity == identity:
-            self.give_up()
+            self.put_off()
         use = self._uses.pop(identity, None)
         if use is not None and use.is_settled and use.has_threads:
             self._uses[identity] = use

@@ -20,6 +20,7 @@ from dandelion.bench.experiments import (
     gpu_loops,
     gpu_memory,
     gpu_sharing,
+    kernel_hosts,
 )
 from dandelion.bench.records import Findings
 from dandelion.bench.samples import Samples
@@ -74,6 +75,21 @@ def test_a_loop_is_timed_as_one_call_and_as_many() -> None:
     systems = [row.system for row in found.panels[0].rows]
     assert systems == [gpu_loops.FIXED, gpu_loops.LOOP, gpu_loops.APART]
     assert not found.budgets
+
+
+def test_kernel_hosts_are_compared_with_the_engine_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kinds = {
+        kind: kernel_hosts.KINDS[kind] for kind in (kernel_hosts.UNCONFINED, kernel_hosts.ALONE)
+    }
+    monkeypatch.setattr(kernel_hosts, "KINDS", kinds)
+    (panel,) = kernel_hosts.kernel_hosts(QUICK).panels
+    assert {(row.system, row.x) for row in panel.rows} == {(k, n) for k in kinds for n in "18"}
+    assert not any(row.errors for row in panel.rows)
+    assert sum(row.count for row in panel.rows)
+    (skip,) = kernel_hosts.kernel_hosts(GPU).skips
+    assert "device" in skip.reason
 
 
 def test_a_hot_call_is_timed_bare_here_and_through_nodes() -> None:
