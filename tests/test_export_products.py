@@ -346,8 +346,9 @@ def test_images_have_channels_last_and_as_many_as_loads_need() -> None:
 @pytest.mark.parametrize(
     ("given", "part"),
     [
-        ({"route": "peak", "target": "cuda:90", "batch": (1, 4)}, "fixed shapes"),
         ({"route": "peak"}, "target"),
+        ({"route": "both"}, "target"),
+        ({"route": "peak", "target": "cuda:90,cuda:90"}, "twice"),
         ({"target": "cuda:90"}, "for all devices"),
         ({"route": "best"}, "no route 'best'"),
     ],

@@ -31,8 +31,10 @@ from dandelion.export.peak_graph import for_peak
 from dandelion.export.peak_records import AttentionProduct
 from dandelion.export.product_records import ConvolutionProduct, GemmProduct
 from dandelion.export.triton_binding import without_unused_variables
+from dandelion.node import Node
 from tests import torch_models
 from tests.peak_calls import computed
+from tests.torch_calls import SETTINGS
 
 ERROR = 1e-5
 HAS_INDUCTOR = str(torch.__version__).startswith(f"{inductor_binding.VERSION}.")
@@ -265,11 +267,13 @@ def set_bytes(function: FunctionDocument, rows: int) -> dict[str, int]:
     return found
 
 
-def launched(function: FunctionDocument, rows: int) -> list[tuple[Any, ...]]:
+def launched(
+    function: FunctionDocument, rows: int, choices: dict[str, int] | None = None
+) -> list[tuple[Any, ...]]:
     """What a call with so many rows launches, without names and places in memory: of constants
     their first bytes, of other buffers their sizes."""
     config, files = config_of(function)
-    made = plan(config, set_bytes(function, rows), lambda *_: 0)
+    made = plan(config, set_bytes(function, rows), lambda *_: 0, choices=choices)
     modules = {module.name: files[module.code[0].path] for module in config.modules}
     codes = {kernel.name: modules[kernel.module] for kernel in config.kernels}
     constants = {
@@ -286,6 +290,8 @@ def launched(function: FunctionDocument, rows: int) -> list[tuple[Any, ...]]:
         return pointer.size_bytes
 
     def operation(step: Launch) -> list[object]:
+        if step.kernel not in codes:  # of an operation: places are among its numbers
+            return []
         return [one if isinstance(one, bytes) else seen(one) for one in step.args]
 
     return [
@@ -327,6 +333,54 @@ def test_a_function_for_any_number_of_rows(batched: ExportedModule) -> None:
     (choice,) = config.blueprint.control_flow
     assert isinstance(choice, bp.Choose)
     assert [case.up_to for case in choice.cases] == [1, 2]
+
+
+@inductor
+def test_both_routes_in_one_function(block: tuple[str, FunctionDocument]) -> None:
+    """It runs where the binaries do not; where they do, they are those of the route alone."""
+    pytest.importorskip("tinygrad", reason="the extra 'export' is not installed")
+    device, fixed = block
+    if device != "cuda:90":
+        pytest.skip("both are in it")
+    torch.manual_seed(1)
+    examples = (torch.randint(0, 50, (2, 16)),)
+    module = Block().eval()
+    made = export_module(
+        "block", module, examples, precision="tf32", route="both", target="cuda:90,hip:gfx942"
+    )
+    document = made.function
+    config, files = config_of(document)
+    assert misfits(config, files) == []
+    (choice,) = config.blueprint.control_flow
+    assert isinstance(choice, bp.Candidates)
+    assert len(choice.alternatives) == 3
+    chosen = {"blueprint.control_flow[0]": 1}
+    assert launched(document, 2, chosen) == launched(fixed, 2)
+    stored = [sum(len(content(v).bytes()) for i in f.static.values() for v in i.values())
+              for f in (fixed, document)]  # fmt: skip
+    assert stored[1] < 1.2 * stored[0], "what is stored alike is there once"
+    with Node(SETTINGS) as node:
+        node.register(functions=[document])
+        for _ in range(3):
+            found = node.invoke("block", ids=examples[0].numpy())["output"].numpy()
+            wanted = module(*examples).detach().numpy()
+            assert np.abs(found - wanted).max() <= 1e-4 * np.abs(wanted).max()
+
+
+@inductor
+def test_both_routes_for_any_number_of_rows() -> None:
+    pytest.importorskip("tinygrad", reason="the extra 'export' is not installed")
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)).eval()
+    made = export_module(
+        "rows", module, (torch.zeros(1, 8),), route="both", target="cuda:90", batch=(1, 3)
+    )
+    with Node(SETTINGS) as node:
+        node.register(functions=[made.function])
+        for rows in (2, 1, 3, 2):
+            x = torch.randn(rows, 8)
+            found = node.invoke("rows", input=x.numpy())["output"].numpy()
+            assert np.allclose(found, module(x).detach().numpy(), atol=1e-5)
 
 
 @inductor
@@ -399,7 +453,7 @@ def test_random_numbers_are_refused() -> None:
 @pytest.mark.parametrize(
     ("route", "target"),
     [("peak", ""), ("peak", "sm_90"), ("peak", "cuda:gfx942"), ("peak", "hip:90"), ("fast", ""),
-     ("portable", "cuda:90")],
+     ("portable", "cuda:90"), ("both", ""), ("peak", "cuda:90,cuda:90")],
 )  # fmt: skip
 def test_wrong_routes_and_targets(route: str, target: str) -> None:
     with pytest.raises(InvalidInput) as caught:

@@ -76,7 +76,8 @@ def run(arguments: Arguments, out: Output) -> int:
         report, reason = made.report, "not asked for"
         if not arguments.no_check:
             show(0, 0, "comparing it with the module")
-            backend = arguments.target.partition(":")[0] or _BACKENDS
+            targets = arguments.target.split(",") if arguments.route == "peak" else ()
+            backend = "|".join(one.partition(":")[0] for one in targets) or _BACKENDS
             report, reason = _checked(made, module, examples, backend)
     path = arguments.output or Path(name)
     files = _write(path, made, report)

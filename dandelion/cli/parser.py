@@ -221,12 +221,12 @@ def _export(parser: VerbParser) -> None:
         help="how long a call waits for others to be joined with it, with --batch; default 0",
     )  # fmt: skip
     parser.add_argument(
-        "--route", choices=("portable", "peak"), default="portable",
+        "--route", choices=("portable", "peak", "both"), default="portable",
         help="kernels for every device, or those of torch's compiler for one architecture",
     )  # fmt: skip
     parser.add_argument(
-        "--target", default="", metavar="BACKEND:ARCH",
-        help="architecture of the route peak, such as cuda:90 or hip:gfx942",
+        "--target", default="", metavar="BACKEND:ARCH,...",
+        help="architectures of the route peak, such as cuda:90 or hip:gfx942",
     )  # fmt: skip
     parser.add_argument(
         "--no-check", action="store_true", help="do not run it and compare it with the module"

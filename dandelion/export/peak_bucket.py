@@ -29,6 +29,7 @@ class PeakBucket:
 
     Args:
         rows: that number; 0 if shapes are fixed.
+        prefix: of the names of its kernels, buffers and constants.
         graph: as Inductor got it.
         made: what it made of that.
         kernels: that launches need, by name.
@@ -45,12 +46,13 @@ class PeakBucket:
     """
 
     def __init__(
-        self, rows: int, graph: Graph, made: FusedGraph, kernels: Mapping[str, PeakKernel],
-        launches: Sequence[PeakLaunch | ProductCall], products: Mapping[str, PeakProduct],
+        self, rows: int, prefix: str, graph: Graph, made: FusedGraph,
+        kernels: Mapping[str, PeakKernel], launches: Sequence[PeakLaunch | ProductCall],
+        products: Mapping[str, PeakProduct],
     ) -> None:  # fmt: skip
         self.rows = rows
         self.launches = launches
-        self._prefix = f"b{rows}_" if rows else ""
+        self._prefix = prefix
         self._kernels, self._products = kernels, products
         types = shapes_of(graph) | {
             node.name: node.type for node in graph.nodes if node.operator == "getitem"

@@ -2,55 +2,33 @@
 
 The way is: `torch_binding` (torch.export) -> `peak_graph` (operations) -> `inductor_binding`
 (kernels in Triton) -> `peak_kernels` (binaries) -> `peak_bucket` (launches, once for each size of a
-batch) -> this file (packed weights, a blueprint).
+batch) -> this file -> `route_parts` (packed weights, a blueprint).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from dandelion.arrays import text_of
 from dandelion.blueprint import Blueprint, Code, Computation
-from dandelion.documents import FunctionDocument, StaticValue, gpu_function
 from dandelion.errors import InvalidFunction
 from dandelion.export import inductor_binding
 from dandelion.export.buckets import row_problems
-from dandelion.export.packing import Packed, packed
+from dandelion.export.packing import Packed
 from dandelion.export.peak_bucket import PeakBucket
 from dandelion.export.peak_graph import for_peak
 from dandelion.export.peak_kernels import PeakKernels, PeakLaunch
 from dandelion.export.peak_records import AttentionProduct, FusedCall, PeakProduct, ProductCall
-from dandelion.export.row_sizes import add_buckets, batching_for, declared, limits_for
+from dandelion.export.route_parts import RoutePart
 from dandelion.export.targets import Target
 from dandelion.export.torch_graph import Graph
-from dandelion.function import Limits
 from dandelion.progress import ShowProgress
 
 
-@dataclass(frozen=True, slots=True)
-class PeakModule:
-    """A function for one architecture, and numbers of it; those of a call are of the largest size.
-
-    Attributes:
-        function: the document.
-        kernels, launches, library_operations: how many.
-        static_bytes: of the packed weights.
-        buffer_bytes: of all other buffers.
-    """
-
-    function: FunctionDocument
-    kernels: int
-    launches: int
-    library_operations: int
-    static_bytes: int
-    buffer_bytes: int
-
-
 def peak_bucket(
-    rows: int, graph: Graph, precision: Computation, target: Target, show: ShowProgress
-) -> PeakBucket:
+    rows: int, graph: Graph, precision: Computation, target: Target, prefix: str,
+    show: ShowProgress,
+) -> PeakBucket:  # fmt: skip
     """Make the kernels and launches of a graph.
 
     Args:
@@ -58,6 +36,7 @@ def peak_bucket(
         graph: of the module.
         precision: how products of float32 are computed.
         target: the architecture.
+        prefix: of names, so that they differ from those of other buckets and routes.
         show: is told how far it is.
 
     Raises:
@@ -72,7 +51,7 @@ def peak_bucket(
     for at, call in enumerate(made.calls):
         show(at, len(made.calls), "compiling")
         launches.append(_launch(call, products, kernels))
-    return PeakBucket(rows, rewritten, made, kernels.kernels, launches, products)
+    return PeakBucket(rows, prefix, rewritten, made, kernels.kernels, launches, products)
 
 
 def _launch(
@@ -84,85 +63,52 @@ def _launch(
     return kernels.attention(call, product) if isinstance(product, AttentionProduct) else call
 
 
-def peak_module(
-    name: str, buckets: Sequence[PeakBucket], target: Target, limits: Limits | None, wait_s: float
-) -> PeakModule:
-    """Make the function.
+class PeakPart(RoutePart):
+    """Binaries for one architecture.
 
     Args:
-        name: registered name.
         buckets: for each size of a batch, in ascending order; or one for fixed shapes.
         target: the architecture.
-        limits: what one instance may use.
-        wait_s: how long a call waits for others, in seconds.
 
     Raises:
         InvalidFunction: an input or output does not have the rows as its first dimension.
     """
-    rows = [bucket.rows for bucket in buckets if bucket.rows]
-    problems = [p for b in buckets if b.rows for p in row_problems(b.rows, b.inputs, b.outputs)]
-    if problems:
-        raise InvalidFunction(tuple(problems))
-    largest = buckets[-1]
-    constants = {n: c for bucket in buckets for n, c in bucket.constants.items()}
-    buffers = {n: size for bucket in buckets for n, size in bucket.buffers.items()}
-    weights = packed(constants, constants, {*largest.inputs, *largest.outputs, *buffers})
-    text, files = _blueprint(buckets, rows, weights, target)
-    static: dict[str, Mapping[str, StaticValue]] = {
-        group: {group: data} for group, data in weights.sets.items()
-    }
-    inputs = {n: declared(kind, bool(rows)) for n, kind in largest.inputs.items()}
-    inputs |= {n: text_of(data.dtype.name, data.shape) for n, data in weights.sets.items()}
-    outputs = {n: declared(kind, bool(rows)) for n, kind in largest.outputs.items()}
-    if limits is None and rows:
-        limits = limits_for(largest.outputs, rows)
-    function = gpu_function(
-        name, text, inputs=[f"{n}: {kind}" for n, kind in inputs.items()],
-        outputs=[f"{n}: {kind}" for n, kind in outputs.items()], files=files, static=static,
-        limits=limits, batching=batching_for(largest.inputs, rows, wait_s),
-    )  # fmt: skip
-    operations = sum(isinstance(launch, ProductCall) for launch in largest.launches)
-    ends = (*largest.inputs.values(), *largest.outputs.values())
-    return PeakModule(
-        function, len(files), len(largest.launches), operations, weights.size_bytes,
-        sum(largest.buffers.values()) + sum(kind.size_bytes for kind in ends),
-    )  # fmt: skip
 
+    def __init__(self, buckets: Sequence[PeakBucket], target: Target) -> None:
+        problems = [p for b in buckets if b.rows for p in row_problems(b.rows, b.inputs, b.outputs)]
+        if problems:
+            raise InvalidFunction(tuple(problems))
+        largest = buckets[-1]
+        self._buckets = buckets
+        self.inputs, self.outputs = largest.inputs, largest.outputs
+        self.rows = [bucket.rows for bucket in buckets if bucket.rows]
+        self.constants = {n: c for bucket in buckets for n, c in bucket.constants.items()}
+        self.buffers = {n: size for bucket in buckets for n, size in bucket.buffers.items()}
+        self._kernels = {n: made for bucket in buckets for n, made in bucket.kernels().items()}
+        self._module_of: dict[str, str] = {}
+        files: dict[str, bytes] = {}
+        modules: dict[str, list[Code]] = {}
+        first: dict[str, str] = {}
+        for name, (kernel, _) in self._kernels.items():
+            digest = hashlib.sha256(kernel.compiled.code).hexdigest()
+            self._module_of[name] = module = first.setdefault(digest, name)
+            if module == name:  # else an equal binary is there
+                path = f"{name}.{target.arch}.{target.suffix}"
+                files[path] = kernel.compiled.code
+                modules[name] = [Code(path, target.backend, target.arch)]
+        self.files, self.modules = files, modules
+        self.kernels, self.launches = len(files), len(largest.launches)
+        self.library_operations = sum(isinstance(one, ProductCall) for one in largest.launches)
+        self.buffer_bytes = sum(largest.buffers.values())
 
-def _blueprint(
-    buckets: Sequence[PeakBucket], rows: Sequence[int], weights: Packed, target: Target
-) -> tuple[str, dict[str, bytes]]:
-    """Write the blueprint; gives the files of its modules, too. Equal binaries are one file."""
-    kernels = {name: made for bucket in buckets for name, made in bucket.kernels().items()}
-    files: dict[str, bytes] = {}
-    codes: dict[str, list[str | Code]] = {}
-    modules: dict[str, str] = {}
-    of: dict[str, str] = {}
-    for name, (kernel, _) in kernels.items():
-        digest = hashlib.sha256(kernel.compiled.code).hexdigest()
-        of[name] = module = modules.setdefault(digest, name)
-        if module == name:
-            path = f"{name}.{target.arch}.{target.suffix}"
-            files[path] = kernel.compiled.code
-            codes[name] = [Code(path, target.backend, target.arch)]
-    largest = buckets[-1]
-    built = Blueprint(
-        list(largest.inputs), weights=list(weights.sets), outputs=list(largest.outputs),
-        modules=codes,
-    )  # fmt: skip
-    for bucket in buckets:
-        for buffer, size in bucket.buffers.items():
-            built.buffer(buffer, size, temporary=True)
-    for name, (kernel, ways) in kernels.items():
-        last = ["both" if kernel.compiled.scratch_bytes else "value", "value"]
-        symbol = kernel.compiled.symbol
-        built.kernel(
-            name, module=of[name], symbol="" if symbol == name else symbol,
-            access=[*(way.value for way in ways), *last],
-        )  # fmt: skip
+    def declare(self, built: Blueprint) -> None:
+        for name, (kernel, ways) in self._kernels.items():
+            last = ["both" if kernel.compiled.scratch_bytes else "value", "value"]
+            symbol = kernel.compiled.symbol
+            built.kernel(
+                name, module=self._module_of[name], symbol="" if symbol == name else symbol,
+                access=[*(way.value for way in ways), *last],
+            )  # fmt: skip
 
-    def add(index: int) -> None:
-        buckets[index].add(built, weights)
-
-    add_buckets(built, largest.inputs, largest.outputs, rows, add)
-    return built.json(), files
+    def add(self, built: Blueprint, weights: Packed, index: int) -> None:
+        self._buckets[index].add(built, weights)

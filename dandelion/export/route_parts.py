@@ -1,0 +1,112 @@
+"""A function of the launches that one route made of a model, or several routes.
+
+Each part has the launches of all sizes of a batch. The parts of several routes are candidates of
+one blueprint: an engine leaves out those whose binaries are not for its device, and takes the
+fastest of the others. Constants of all parts are packed together, so those that two routes store in
+the same way are there once.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+
+from dandelion.arrays import text_of
+from dandelion.blueprint import Blueprint, Code
+from dandelion.documents import FunctionDocument, StaticValue, gpu_function
+from dandelion.export.packing import Packed, packed
+from dandelion.export.row_sizes import add_buckets, batching_for, declared, limits_for
+from dandelion.export.torch_graph import Constant, TensorType
+from dandelion.function import Limits
+
+
+class RoutePart(abc.ABC):
+    """What one route made of a model. Names are different from those of other parts.
+
+    Attributes:
+        inputs, outputs: types of the sets, for the largest number of rows.
+        rows: of each bucket, in ascending order; none if shapes are fixed.
+        constants: that launches use, by name.
+        buffers: sizes in bytes of the other buffers, by name.
+        modules: code of each module, by name.
+        files: that these name.
+        kernels: how many there are.
+        launches, library_operations: how many a call has, with the largest number of rows.
+        buffer_bytes: that it uses besides its sets.
+    """
+
+    inputs: Mapping[str, TensorType]
+    outputs: Mapping[str, TensorType]
+    rows: Sequence[int]
+    constants: Mapping[str, Constant]
+    buffers: Mapping[str, int]
+    modules: Mapping[str, Sequence[str | Code]]
+    files: Mapping[str, str | bytes]
+    kernels: int
+    launches: int
+    library_operations: int
+    buffer_bytes: int
+
+    @abc.abstractmethod
+    def declare(self, built: Blueprint) -> None:
+        """Declare the kernels."""
+
+    @abc.abstractmethod
+    def add(self, built: Blueprint, weights: Packed, index: int) -> None:
+        """Add the launches of the bucket of an index."""
+
+
+def function_of(
+    name: str, parts: Sequence[RoutePart], limits: Limits | None, wait_s: float
+) -> tuple[FunctionDocument, Packed]:
+    """Write the document of a function.
+
+    Args:
+        name: registered name.
+        parts: of the same model; calls are planned with the first.
+        limits: what one instance may use.
+        wait_s: how long a call waits for others, in seconds.
+
+    Returns:
+        The document, and its constants.
+    """
+    first = parts[0]
+    assert all(p.inputs == first.inputs and p.outputs == first.outputs for p in parts)
+    constants = {n: constant for part in parts for n, constant in part.constants.items()}
+    buffers = {n: size for part in parts for n, size in part.buffers.items()}
+    assert len(buffers) == sum(len(part.buffers) for part in parts), "names are different"
+    weights = packed(constants, constants, {*first.inputs, *first.outputs, *buffers})
+    built = Blueprint(
+        list(first.inputs), weights=list(weights.sets), outputs=list(first.outputs),
+        modules={n: list(codes) for part in parts for n, codes in part.modules.items()},
+    )  # fmt: skip
+    for buffer, size in buffers.items():
+        built.buffer(buffer, size, temporary=True)
+    for part in parts:
+        part.declare(built)
+
+    def add(index: int) -> None:
+        if len(parts) == 1:
+            first.add(built, weights, index)
+            return
+        with built.candidates() as made:
+            for part in parts:
+                with made.alternative():
+                    part.add(built, weights, index)
+
+    add_buckets(built, first.inputs, first.outputs, first.rows, add)
+    any_rows = bool(first.rows)
+    inputs = {n: declared(kind, any_rows) for n, kind in first.inputs.items()}
+    inputs |= {n: text_of(data.dtype.name, data.shape) for n, data in weights.sets.items()}
+    outputs = {n: declared(kind, any_rows) for n, kind in first.outputs.items()}
+    static: dict[str, Mapping[str, StaticValue]] = {
+        group: {group: data} for group, data in weights.sets.items()
+    }
+    function = gpu_function(
+        name, built.json(), inputs=[f"{n}: {kind}" for n, kind in inputs.items()],
+        outputs=[f"{n}: {kind}" for n, kind in outputs.items()],
+        files={path: data for part in parts for path, data in part.files.items()},
+        static=static, limits=limits or limits_for(first.outputs, first.rows),
+        batching=batching_for(first.inputs, first.rows, wait_s),
+    )  # fmt: skip
+    return function, weights
