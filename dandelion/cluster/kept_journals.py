@@ -93,7 +93,18 @@ class KeptJournals:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     async def store(self, steps: Sequence[StoreStep], before: Before) -> None:
-        """Write to the store; raises as that. Then copies are again what they were before."""
+        """Write to the store; raises as that. Then copies are again what they were before.
+
+        It is written also if the caller is cancelled, as when the link of the node ends that asks
+        for it: what is among the copies is in the store, or will be.
+        """
+        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._spawn(self._store(steps, before, stored))
+        await asyncio.shield(stored)
+
+    async def _store(
+        self, steps: Sequence[StoreStep], before: Before, stored: asyncio.Future[None]
+    ) -> None:
         try:
             await self.run(partial(self._inner.write, list(steps)))
         except Exception as error:
@@ -101,7 +112,12 @@ class KeptJournals:
             for id_, step in last.items():
                 failed = step.record if isinstance(step, Put) else None
                 self._copies.restore(id_, failed, before[id_])
-            raise to_dandelion_error(error, "store") from None
+            stored.set_exception(to_dandelion_error(error, "store"))
+            stored.exception()  # the caller may be gone
+        else:
+            stored.set_result(None)
+        finally:
+            stored.cancel()
 
     def close(self) -> None:
         """Wait for the store. Not on the loop."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import threading
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
@@ -293,6 +294,40 @@ def test_what_is_taken_before_a_step_that_cannot_be_taken_is_stored() -> None:
         answer = await b.answer("a:1", question, b"inputs")
         assert decode_answer(answer.content, Written).problem
         assert b.ids == b.stored == [whole.id]
+        await b.close()
+
+    asyncio.run(run())
+
+
+class _Slow(MemoryKeptStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened = threading.Event()
+
+    def write(self, steps: Sequence[StoreStep]) -> None:
+        assert self.opened.wait(10)
+        super().write(steps)
+
+
+def test_copies_are_in_the_store_also_if_the_link_ends_meanwhile() -> None:
+    """Else the node would take the invocation over, and would have no inputs of it."""
+
+    async def run() -> None:
+        store = _Slow()
+        b = PlayedNode("b:1", inner=store)
+        asked = []
+        for number in (1, 2):
+            one = marked(number, number, b"inputs")
+            step = CopyStep(one.id, one, mark_of(one).version, Part.INPUTS, 6)
+            question = encode_kept(Write(JOURNAL, FIRST, (step,)))
+            asked.append(asyncio.create_task(b.answer("a:1", question, b"inputs")))
+        await until(lambda: len(b.ids) == 2)
+        for task in asked:  # as `Questions.close` does
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        store.opened.set()
+        await until(lambda: b.stored == b.ids)
+        assert store.read(id_of(2), Part.INPUTS) == b"inputs"
         await b.close()
 
     asyncio.run(run())
