@@ -299,6 +299,27 @@ def test_what_is_taken_before_a_step_that_cannot_be_taken_is_stored() -> None:
     asyncio.run(run())
 
 
+def test_what_another_node_has_taken_is_not_begun_again_by_a_step_that_waited() -> None:
+    """It would be run by no node, as its own one has forgotten it, and kept for ever."""
+
+    async def run() -> None:
+        async with keepers(None, None, None) as (a, b, _):
+            await a.write(put(1), put(2))
+            assert a._journals is not None
+            [(journal, _)] = a._copies.journals()
+            a._journals.fence(journal, (1, "b:1#life"))
+            a._copies.drop(journal, id_of(1), ((1, "b:1#life"), 1))  # the new holder lacks it
+            for steps in ([put(1)], [put(3), Put(record(2, attempts=1))], [put(3), put(1)]):
+                with pytest.raises(CatalogUnavailable, match="taken over"):
+                    await a.write(*steps)
+                assert a.ids == [id_of(2)]
+            await a.write(drop(1), drop(2))
+            await a.write(put(3))
+            await until(lambda: id_of(3) in a.ids and id_of(3) in b.ids)
+
+    asyncio.run(run())
+
+
 class _Slow(MemoryKeptStore):
     def __init__(self) -> None:
         super().__init__()
