@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -26,6 +27,9 @@ from dandelion.executors import to_dandelion_error
 
 JOURNAL_RECORDS = 4000
 """After so many invocations a node begins another journal: all that one has fits into a message."""
+
+LOST_LIMIT = 10_000
+"""So many ids of invocations that other nodes have taken are remembered: steps of them may wait."""
 
 log = logging.getLogger("dandelion.cluster")
 
@@ -69,6 +73,7 @@ class KeptJournals:
         self._open: dict[Entry, None] = {}
         self._stamps: dict[str, int] = {}  # the last step that was published of each journal
         self._up_to_date: dict[str, set[str]] = {}
+        self._lost: OrderedDict[str, None] = OrderedDict()
         self.held: dict[str, Ballot] = {}
         self._own = ""
         self._begin_journal()
@@ -93,7 +98,18 @@ class KeptJournals:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     async def store(self, steps: Sequence[StoreStep], before: Before) -> None:
-        """Write to the store; raises as that. Then copies are again what they were before."""
+        """Write to the store; raises as that. Then copies are again what they were before.
+
+        It is written also if the caller is cancelled, as when the link of the node ends that asks
+        for it: what is among the copies is in the store, or will be.
+        """
+        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._spawn(self._store(steps, before, stored))
+        await asyncio.shield(stored)
+
+    async def _store(
+        self, steps: Sequence[StoreStep], before: Before, stored: asyncio.Future[None]
+    ) -> None:
         try:
             await self.run(partial(self._inner.write, list(steps)))
         except Exception as error:
@@ -101,7 +117,12 @@ class KeptJournals:
             for id_, step in last.items():
                 failed = step.record if isinstance(step, Put) else None
                 self._copies.restore(id_, failed, before[id_])
-            raise to_dandelion_error(error, "store") from None
+            stored.set_exception(to_dandelion_error(error, "store"))
+            stored.exception()  # the caller may be gone
+        else:
+            stored.set_result(None)
+        finally:
+            stored.cancel()
 
     def close(self) -> None:
         """Wait for the store. Not on the loop."""
@@ -115,22 +136,19 @@ class KeptJournals:
         Raises:
             CatalogUnavailable: another node has taken one of the invocations.
         """
+        if any(isinstance(step, Put) and self._is_lost(step.record.id) for step in steps):
+            raise taken_over()
         entries: list[Entry] = []
         local: list[StoreStep] = []
         before: Before = {}
         for step in steps:
             id_ = step.record.id if isinstance(step, Put) else step.id
             known = self._copies.records.get(id_)
-            if known is None and isinstance(step, Drop):
+            if isinstance(step, Drop) and (known is None or self._is_lost(id_)):
                 continue
             journal = self._new_in() if known is None else mark_of(known).journal
-            ballot = self.held.get(journal)
-            if ballot is None:
-                if isinstance(step, Drop):
-                    continue
-                raise taken_over()
             if not entries or entries[-1].journal != journal:
-                entries.append(Entry(journal, ballot))
+                entries.append(Entry(journal, self.held[journal]))
             before.setdefault(id_, known)
             local.append(self._added(entries[-1], step, known))
         for entry in entries:
@@ -138,6 +156,11 @@ class KeptJournals:
         if local:
             self._spawn(self._stored(local, before, entries))
         return entries
+
+    def _is_lost(self, id_: str) -> bool:
+        """Whether another node has taken an invocation of this one, or has refused it since."""
+        known = self._copies.records.get(id_)
+        return id_ in self._lost if known is None else mark_of(known).journal not in self.held
 
     def give_up(self, entries: Iterable[Entry]) -> None:
         """No writer waits for entries. Voters get those under way, and offers after a new link."""
@@ -294,7 +317,11 @@ class KeptJournals:
         self.release(journal)
         if journal == self._own:
             self._begin_journal()
-        self._fenced(self._copies.ids(journal))
+        ids = self._copies.ids(journal)
+        self._lost.update(dict.fromkeys(ids))
+        while len(self._lost) > LOST_LIMIT:
+            self._lost.popitem(last=False)
+        self._fenced(ids)
         for entry in [entry for entry in self._open if entry.journal == journal]:
             self._fail(entry, taken_over())
 

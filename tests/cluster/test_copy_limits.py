@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import threading
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
@@ -293,6 +294,61 @@ def test_what_is_taken_before_a_step_that_cannot_be_taken_is_stored() -> None:
         answer = await b.answer("a:1", question, b"inputs")
         assert decode_answer(answer.content, Written).problem
         assert b.ids == b.stored == [whole.id]
+        await b.close()
+
+    asyncio.run(run())
+
+
+def test_what_another_node_has_taken_is_not_begun_again_by_a_step_that_waited() -> None:
+    """It would be run by no node, as its own one has forgotten it, and kept for ever."""
+
+    async def run() -> None:
+        async with keepers(None, None, None) as (a, b, _):
+            await a.write(put(1), put(2))
+            assert a._journals is not None
+            [(journal, _)] = a._copies.journals()
+            a._journals.fence(journal, (1, "b:1#life"))
+            a._copies.drop(journal, id_of(1), ((1, "b:1#life"), 1))  # the new holder lacks it
+            for steps in ([put(1)], [put(3), Put(record(2, attempts=1))], [put(3), put(1)]):
+                with pytest.raises(CatalogUnavailable, match="taken over"):
+                    await a.write(*steps)
+                assert a.ids == [id_of(2)]
+            await a.write(drop(1), drop(2))
+            await a.write(put(3))
+            await until(lambda: id_of(3) in a.ids and id_of(3) in b.ids)
+
+    asyncio.run(run())
+
+
+class _Slow(MemoryKeptStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened = threading.Event()
+
+    def write(self, steps: Sequence[StoreStep]) -> None:
+        assert self.opened.wait(10)
+        super().write(steps)
+
+
+def test_copies_are_in_the_store_also_if_the_link_ends_meanwhile() -> None:
+    """Else the node would take the invocation over, and would have no inputs of it."""
+
+    async def run() -> None:
+        store = _Slow()
+        b = PlayedNode("b:1", inner=store)
+        asked = []
+        for number in (1, 2):
+            one = marked(number, number, b"inputs")
+            step = CopyStep(one.id, one, mark_of(one).version, Part.INPUTS, 6)
+            question = encode_kept(Write(JOURNAL, FIRST, (step,)))
+            asked.append(asyncio.create_task(b.answer("a:1", question, b"inputs")))
+        await until(lambda: len(b.ids) == 2)
+        for task in asked:  # as `Questions.close` does
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        store.opened.set()
+        await until(lambda: b.stored == b.ids)
+        assert store.read(id_of(2), Part.INPUTS) == b"inputs"
         await b.close()
 
     asyncio.run(run())
