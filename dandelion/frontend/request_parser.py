@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import httptools
 from httptools import HttpParserError, HttpParserUpgrade
 
-from dandelion.errors import InvalidInput
+from dandelion.errors import DandelionError, InvalidInput
 from dandelion.frontend.asgi import FIELDS, Header, Message
 from dandelion.frontend.cycle import Cycle
 from dandelion.frontend.heads import head_scope
@@ -107,10 +107,7 @@ class RequestParser:
                     if self._framing is not None:
                         self._parser.feed_data(self._framing)
         except HttpParserError as error:
-            cause = error.__context__
-            if isinstance(cause, RequestError):
-                raise cause from None
-            raise InvalidInput("request", "not valid HTTP/1.1") from None
+            raise _reason(error) from None
 
     def on_message_begin(self) -> None:
         """Called by the parser at the first byte of a head."""
@@ -178,3 +175,11 @@ class RequestParser:
         self.in_body = False
         assert self._connection.cycle is not None, "its head is complete"
         self._connection.cycle.end_body()
+
+
+def _reason(error: HttpParserError) -> DandelionError:
+    """Return why a request is refused. The caller has no variable for it: that would be a cycle."""
+    cause = error.__context__
+    return (
+        cause if isinstance(cause, RequestError) else InvalidInput("request", "not valid HTTP/1.1")
+    )
