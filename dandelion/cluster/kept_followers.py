@@ -143,7 +143,8 @@ class Followers:
             follower.queue.append(entry)
             follower.more.set()
             size_bytes = sum([one.size_bytes for one in follower.queue])
-            if len(follower.queue) > QUEUE_LIMIT or size_bytes > QUEUE_BYTES:
+            is_large = size_bytes > QUEUE_BYTES and len(follower.queue) > 1
+            if len(follower.queue) > QUEUE_LIMIT or is_large:
                 log.warning("node %s is slow to take copies of invocations", name)
                 follower.queue = deque(self._holder.everything())
 
@@ -158,7 +159,13 @@ class Followers:
         """Give a voter everything, until its link ends."""
         follower = self._all[name] = _Follower(name, link)
         follower.queue.extend(self._holder.everything())
-        while not link.closed:
+        try:
+            await self._send_all(follower)
+        finally:
+            self.unlinked(name, link)  # it may have ended before it was followed
+
+    async def _send_all(self, follower: _Follower) -> None:
+        while not follower.link.closed:
             self._offer_again(follower)
             if not follower.queue:
                 await self._wait(follower)
@@ -168,14 +175,14 @@ class Followers:
                 full = await self._send(follower, entry)
             except (DandelionError, BadPeer) as error:
                 if not isinstance(error, NodeLost):
-                    log.warning("node %s has no copies of invocations: %s", name, error)
+                    log.warning("node %s has no copies of invocations: %s", follower.name, error)
                     await asyncio.sleep(PAUSE_S)
                 follower.queue = deque(self._holder.everything())
                 continue
             if self._holder.held.get(entry.journal) != entry.ballot:
                 continue
             if full is None:
-                self._holder.acknowledged(entry, name)
+                self._holder.acknowledged(entry, follower.name)
             else:
                 self._left_out(follower, entry, full)
 
@@ -188,11 +195,14 @@ class Followers:
                 await follower.more.wait()
 
     def _offer_again(self, follower: _Follower) -> None:
+        """Offer what was left out, and send again what still waits for voters."""
         if not follower.left or asyncio.get_running_loop().time() < follower.offer_s:
             return
         held = self._holder.held
         follower.left = {journal: None for journal in follower.left if journal in held}
-        follower.queue.extend([Entry(journal, held[journal]) for journal in follower.left])
+        others = [entry for entry in follower.queue if entry.journal not in follower.left]
+        again = [entry for entry in self._holder.everything() if entry.journal in follower.left]
+        follower.queue = deque([*others, *again])
         follower.offer_s = asyncio.get_running_loop().time() + OFFER_AGAIN_S
 
     def _left_out(self, follower: _Follower, entry: Entry, full: CopiesFull) -> None:
