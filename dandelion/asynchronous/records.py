@@ -238,9 +238,6 @@ class KeptPage(msgspec.Struct, frozen=True):
     after: str | None = None
 
 
-KeptId: TypeAlias = str
-
-
 def check_key(where: str, key: str) -> None:
     """Refuse a text that is not a valid idempotency key.
 

@@ -21,8 +21,6 @@ from dandelion.scheduler.engine import EnginePhase
 
 MANY = 64
 """An engine that takes more calls at once counts as one of so many."""
-LOAD_NS = 1_000_000
-"""How old an answer about the load may be."""
 
 
 class NodeSide:

@@ -44,7 +44,7 @@ from dandelion.executors.contract import StartedEngine, Surroundings, finish
 from dandelion.executors.failures import to_dandelion_error
 from dandelion.executors.incoming import Incoming
 from dandelion.executors.process import EngineProcessExecutor
-from dandelion.executors.processes import Process, Processes
+from dandelion.executors.processes import CODE_LIMIT_S, Process, Processes
 from dandelion.executors.sent_calls import SentCall, Watcher
 from dandelion.executors.staging import INLINE_COPY_BYTES, Order, Stager
 from dandelion.function import Function, FunctionSpec
@@ -192,7 +192,7 @@ class ConfinedExecutor(EngineProcessExecutor):
         self._answered(incoming.reply)
         self._read()
 
-    def _lose(self, begun: dict[int, DandelionError], code_limit_s: float = 0.05) -> None:
+    def _lose(self, begun: dict[int, DandelionError], code_limit_s: float = CODE_LIMIT_S) -> None:
         self._incoming = None
         super()._lose(begun, code_limit_s)
 

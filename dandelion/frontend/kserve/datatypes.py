@@ -33,7 +33,6 @@ DATATYPES = (*_DTYPES, BYTES)
 
 LENGTH = struct.Struct("<I")
 """The length of an element of BYTES."""
-ELEMENT_LIMIT_BYTES = 2**32 - 1
 
 
 def dtype_of(where: str, datatype: str) -> str | None:

@@ -25,8 +25,6 @@ from dandelion.tokens import Right
 
 Method: TypeAlias = Callable[[bytes, str, float | None], Awaitable[bytes]]
 """Takes the message, the tenant and the deadline in seconds."""
-InferMethod: TypeAlias = Callable[[bytes, str, float | None, Call], Awaitable[bytes]]
-"""The same, and the call, to which it gives its span and its invocation."""
 
 _EMPTY = b""
 _FINAL = "triton_enable_empty_final_response"
