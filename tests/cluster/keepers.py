@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, cast
 
 from dandelion.asynchronous.records import KeptRecord, KeptRequest
@@ -85,6 +86,18 @@ class PlayedNode(KeptKeeper):
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         self.store.close()
+
+
+@contextlib.asynccontextmanager
+async def linked(*limits: CopyLimits | None) -> AsyncIterator[list[PlayedNode]]:
+    """Give nodes with these limits, of which the first is linked to the others."""
+    made = [PlayedNode(name, limit) for name, limit in zip(VOTERS, limits, strict=True)]
+    try:
+        made[0].link(*made[1:])
+        yield made
+    finally:
+        for one in made:
+            await one.close()
 
 
 def id_of(number: int) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -28,23 +27,11 @@ from dandelion.data import Bytes
 from dandelion.errors import CatalogUnavailable, DiskFull
 from dandelion.testing import wait_until
 from tests.cluster.clusters import function, nodes, scripted
-from tests.cluster.keepers import VOTERS, PlayedNode, drop, id_of, put, record, until
+from tests.cluster.keepers import VOTERS, PlayedNode, drop, id_of, linked, put, record, until
 from tests.cluster.test_asynchronous import Gate
 
 JOURNAL = "a:1#life#1"
 FIRST: Ballot = (0, "a:1#life")
-
-
-@contextlib.asynccontextmanager
-async def keepers(*limits: CopyLimits | None) -> AsyncIterator[list[PlayedNode]]:
-    """Give nodes with these limits, of which the first is linked to the others."""
-    made = [PlayedNode(name, limit) for name, limit in zip(VOTERS, limits, strict=True)]
-    try:
-        made[0].link(*made[1:])
-        yield made
-    finally:
-        for one in made:
-            await one.close()
 
 
 def marked(number: int, step: int, data: bytes = b"", key: str = "", **given: object):  # type: ignore[no-untyped-def]
@@ -123,7 +110,7 @@ def test_a_full_voter_is_passed_over_and_gets_copies_when_it_has_room(
     monkeypatch.setattr(kept_followers, "OFFER_AGAIN_S", 0.01)
 
     async def run() -> None:
-        async with keepers(None, None, CopyLimits(2, 1000)) as (a, b, c):
+        async with linked(None, None, CopyLimits(2, 1000)) as (a, b, c):
             for number in range(4):
                 await a.write(put(number, b"inputs"))
             await until(lambda: len(b.ids) == 4 and len(c.ids) == 2)
@@ -147,7 +134,7 @@ def test_a_new_invocation_is_refused_at_once_if_too_few_voters_have_room(
 
     async def run() -> None:
         limits = CopyLimits(2, 20)
-        async with keepers(None, limits, limits) as (a, b, c):
+        async with linked(None, limits, limits) as (a, b, c):
             await a.write(put(1, bytes(10)))
             with pytest.raises(CopiesFull, match="11 bytes") as found:
                 await a.write(put(2, bytes(11)))
@@ -167,7 +154,7 @@ def test_a_new_invocation_is_refused_at_once_if_too_few_voters_have_room(
 def test_a_result_without_room_is_refused_and_the_failure_is_stored() -> None:
     async def run() -> None:
         limits = CopyLimits(9, 20)
-        async with keepers(None, limits, limits) as (a, b, c):
+        async with linked(None, limits, limits) as (a, b, c):
             await a.write(put(1, bytes(20)))
             done = record(1, input_bytes=20, state=KeptState.SUCCEEDED, result_bytes=21)
             with pytest.raises(CopiesFull):
@@ -261,7 +248,7 @@ def test_a_slow_voter_is_offered_what_is_large(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(kept_followers, "QUEUE_BYTES", 20)
 
     async def run() -> None:
-        async with keepers(None, None, None) as (a, b, c):
+        async with linked(None, None, None) as (a, b, c):
             await a.write(put(0))
             answering = asyncio.Event()
             answer = c.answer
@@ -278,66 +265,6 @@ def test_a_slow_voter_is_offered_what_is_large(monkeypatch: pytest.MonkeyPatch) 
             assert sum(entry.size_bytes for entry in queue) <= 20
             answering.set()
             await until(lambda: a.ids == b.ids == c.ids == c.stored)
-
-    asyncio.run(run())
-
-
-def test_one_large_invocation_does_not_make_a_voter_slow(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(kept_followers, "QUEUE_BYTES", 20)
-
-    async def run() -> None:
-        async with keepers(None, None, None) as (a, b, c):
-            await a.write(put(0))
-            await until(lambda: a.ids == b.ids == c.ids)
-            await a.write(put(1, bytes(21)))
-            await until(lambda: a.ids == b.stored == c.stored)
-
-    asyncio.run(run())
-    assert "is slow" not in caplog.text
-
-
-def test_what_a_full_voter_left_out_counts_when_it_is_taken_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Else its writer would wait for another voter, which may be gone for good."""
-    monkeypatch.setattr(kept_followers, "OFFER_AGAIN_S", 0.01)
-
-    async def run() -> None:
-        async with keepers(None, None, CopyLimits(9, 20)) as (a, _, c):
-            await a.write(put(1, bytes(10)), put(2, bytes(10)))
-            await until(lambda: a.ids == c.ids)
-            link = a.out.pop("b:1")
-            link.closed = True
-            a.unlinked("b:1", link)
-            done = record(1, input_bytes=10, state=KeptState.SUCCEEDED, result_bytes=15)
-            written = asyncio.create_task(a.write(Put(done, Part.RESULT, (bytes(15),))))
-            await until(lambda: a.full_voters == ("c:1",))
-            assert not written.done()
-            await a.write(drop(2))
-            try:
-                async with asyncio.timeout(10):
-                    await asyncio.shield(written)
-            finally:
-                a.store.closing()
-            assert (c.stored, c.copies_bytes) == ([id_of(1)], 15)
-            await until(lambda: a.full_voters == ())
-
-    asyncio.run(run())
-
-
-def test_a_link_that_ends_before_it_is_followed_gets_nothing() -> None:
-    async def run() -> None:
-        a, b = PlayedNode("a:1"), PlayedNode("b:1")
-        a.link(b)
-        a.out["b:1"].closed = True
-        a.unlinked("b:1", a.out["b:1"])
-        await until(lambda: not a.tasks)
-        assert a._journals is not None
-        assert not a._journals.followers._all
-        for one in (a, b):
-            await one.close()
 
     asyncio.run(run())
 
@@ -363,7 +290,7 @@ def test_what_another_node_has_taken_is_not_begun_again_by_a_step_that_waited() 
     """It would be run by no node, as its own one has forgotten it, and kept for ever."""
 
     async def run() -> None:
-        async with keepers(None, None, None) as (a, b, _):
+        async with linked(None, None, None) as (a, b, _):
             await a.write(put(1), put(2))
             assert a._journals is not None
             [(journal, _)] = a._copies.journals()
