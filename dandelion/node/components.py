@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import threading
 from collections.abc import Callable, Sequence
@@ -74,8 +75,18 @@ class Components:
         self.registering = threading.Lock()
         self.spans = span_sender(settings)
         self.backends = LoadedBackends(settings, drivers)
-        self.stores = OpenedStores.open(settings.catalog, cluster, self._post)
-        self.arena = SharedDomain(settings.arena_bytes)
+        self.secrets = SecretStore(settings.secrets)
+        with contextlib.ExitStack() as opened:
+            self.arena = SharedDomain(settings.arena_bytes)
+            opened.callback(self.arena.close)
+            self.stores = OpenedStores.open(settings.catalog, cluster, self._post)
+            opened.callback(self.stores.close, cluster)
+            self._make(choices)
+            opened.pop_all()  # `Running` closes it
+
+    def _make(self, choices: SettingChoices) -> None:
+        """Make the parts that use the arena and the stores."""
+        settings = self.settings
         self.transfers = Transfers()
         self.pool = ThreadPoolExecutor(_JOB_THREADS, "dandelion-job")
         self.cache = ResultCache(min(settings.cache_bytes, settings.arena_bytes // 2))
@@ -83,7 +94,6 @@ class Components:
         self.logs = CallLogs(settings.log_bytes)
         self.activity = ActivityLog(settings.keep_invocations)
         self.recorder = Recorder(self.traces, self.activity, self.logs, self.spans)
-        self.secrets = SecretStore(settings.secrets)
         self.packages = NodePackages(settings, self.stores.catalog, self.backends.takes_packages)
         store = self._function_store()
         self.runtime = self._runtime(choices, store)

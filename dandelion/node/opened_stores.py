@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dandelion.asynchronous.store import KeptStore, open_kept_store
 from dandelion.catalog import Catalog, open_catalog
 from dandelion.node.attachment import ClusterPart
+from dandelion.node.closing import close_safely
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,13 @@ class OpenedStores:
             if cluster is not None:
                 cluster.close()
             raise
+
+    def close(self, cluster: ClusterPart | None) -> None:
+        """Close both, and the cluster that wraps them; for a node that could not be made."""
+        if cluster is not None:
+            close_safely(cluster.close)
+        close_safely(self.kept.close)
+        close_safely(self.catalog.close)
 
 
 def _opened_catalog(
