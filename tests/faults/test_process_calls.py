@@ -297,10 +297,10 @@ def test_a_call_that_is_being_copied_as_others_end_gets_its_own_answer(
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(echoed, node, b"W-first")
         wait_until(lambda: executor._out)
+        sent = executor._out[0]
         with held(node, monkeypatch) as wait:
             second = pool.submit(asyncio.run, large())
             wait()
-            sent = executor._out[0]
             if dies:
                 kill(child_of(node))
             wait_until(lambda: sent not in executor._out)
