@@ -22,6 +22,7 @@ KNOWN_HEADS = 1024
 KNOWN_BYTES = 2048
 """Longest head that is kept."""
 _END = b"\r\n\r\n"
+_ASGI = {"version": "3.0", "spec_version": "2.3"}
 _OF_HEAD = (
     "type",
     "http_version",
@@ -41,7 +42,7 @@ def connection_scope(transport: asyncio.Transport) -> Message:
     """Make the part of an ASGI scope that depends on the connection only."""
     is_secure = transport.get_extra_info("sslcontext") is not None
     return {
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "asgi": _ASGI,
         "server": get_local_addr(transport),
         "client": get_remote_addr(transport),
         "scheme": "https" if is_secure else "http",
