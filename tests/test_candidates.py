@@ -17,10 +17,10 @@ from dandelion.backends.gpu.cudalike_driver import CudaLikeChecker
 from dandelion.backends.gpu.device import Handle
 from dandelion.backends.gpu.host import HostDevice, Memory
 from dandelion.backends.gpu.measurements import Measurements
+from dandelion.backends.gpu.opencl_device import OpenClDevice
 from dandelion.backends.gpu.options import GpuOptions
 from dandelion.backends.gpu.plan import Launch, plan
 from dandelion.backends.gpu.sequential import SequentialEngine
-from dandelion.backends.opencl import OpenClDevice
 
 import dandelion.blueprint as bp
 from dandelion.blueprint import Candidates
