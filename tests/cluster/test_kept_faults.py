@@ -273,7 +273,7 @@ def test_a_node_that_takes_over_makes_a_limited_number_of_tenants(
 
 
 def _found(node: Node, id_: str, tenant: str) -> bool:
-    return node._kept.lives.find(id_, tenant) is not None
+    return node._parts.kept.lives.find(id_, tenant) is not None
 
 
 def test_a_key_whose_copy_was_never_acknowledged_is_free() -> None:
@@ -299,7 +299,7 @@ def test_a_key_whose_copy_was_never_acknowledged_is_free() -> None:
         sets = {"x": ItemSet("x", (Item("a", 0, b"one"),))}
         for stale in (2, 100):
             cluster = Mock(elsewhere=Elsewhere(stale))
-            access = NodeKept(node._kept, node._loop, node._invoker, cluster)
+            access = NodeKept(node._parts.kept, node._parts.loop, node._invoker, cluster)
             request = KeptRequest(name="work", key=f"key-{stale}")
             work = access.submit(request, sets, tenant="default")
             if stale < 100:
