@@ -6,8 +6,9 @@ measures its session ten times a second, until its first message, and ends all p
 session if they exceed a limit together. No process can leave the session, since the system calls
 for that are denied. After the first message, the thread kills the processes that the imports left.
 
-Memory is what processes of the session do not share with files. Pages that a process shares with
-its parent count for both. Memory files count once, if the kernel lets the node see them.
+Memory is what processes of the session have mapped, but for files on disk, with what is swapped out
+and the tables of pages. Pages that two processes share count for both. Memory files count once, if
+the kernel lets the node see them, and once more where they are mapped.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from .zygote_messages import process_fields
+
 _INTERVAL_S = 0.1
 _ROUNDS = 10  # a process may start another one while it is killed
 _BLOCK_BYTES = 512  # of st_blocks
+_USED = frozenset({b"RssAnon", b"RssShmem", b"VmSwap", b"VmPTE", b"HugetlbPages"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,10 @@ class ImportWatch:
         limits = self._limits
         if late:
             return f"its imports take more than {limits.wall_s:g} s"
-        members = list(_members(self._session))
+        try:
+            members = list(_members(self._session))
+        except OSError:  # the node has no descriptor left; it is tried again
+            return ""
         if len(members) > limits.processes:
             return f"its imports start more than {limits.processes} processes"
         if _memory_bytes(members) > limits.memory_bytes:
@@ -106,7 +113,12 @@ class ImportWatch:
     def _end_others(self) -> None:
         """Kill what the imports left; the zygote's own children are its sandboxes."""
         for _ in range(_ROUNDS):
-            others = [m for m in _members(self._session) if self._session not in (m.pid, m.parent)]
+            try:
+                members = list(_members(self._session))
+            except OSError:  # as in `_exceeded`
+                time.sleep(_INTERVAL_S)
+                continue
+            others = [m for m in members if self._session not in (m.pid, m.parent)]
             if not others:
                 return
             for member in others:
@@ -117,34 +129,43 @@ def _members(session: int) -> Iterator[_Member]:
     """List the processes of a session, those included that have ended and are not reaped."""
     for name in os.listdir("/proc"):
         if name.isdecimal():
-            _, parent, _, of, *_ = _fields(int(name)) or ("", "0", "", "0")
+            _, parent, _, of, *_ = _fields(int(name)) or (b"", b"0", b"", b"0")
             if int(of) == session:
                 yield _Member(int(name), int(parent))
 
 
-def _fields(pid: int) -> list[str]:
+def _fields(pid: int) -> list[bytes]:
     """Return the state, parent, group and session of a process; empty if it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
+        return process_fields(pid)[:4]
     except OSError:
         return []
 
 
 def _memory_bytes(members: list[_Member]) -> int:
     total = 0
-    files: dict[int, int] = {}
+    files: dict[tuple[int, int], int] = {}
     for member in members:
         with suppress(OSError):
-            _, resident, shared, *_ = Path(f"/proc/{member.pid}/statm").read_text().split()
-            total += (int(resident) - int(shared)) * os.sysconf("SC_PAGESIZE")
+            total += _mapped_bytes(Path(f"/proc/{member.pid}/status").read_bytes())
         with suppress(OSError):
             folder = f"/proc/{member.pid}/fd"
             for descriptor in os.listdir(folder):
                 with suppress(OSError):
                     found = os.stat(f"{folder}/{descriptor}")
                     if stat.S_ISREG(found.st_mode) and not found.st_nlink:
-                        files[found.st_ino] = found.st_blocks * _BLOCK_BYTES
+                        files[found.st_dev, found.st_ino] = found.st_blocks * _BLOCK_BYTES
     return total + sum(files.values())
+
+
+def _mapped_bytes(status: bytes) -> int:
+    """Add up what a process uses, by its file `status`, which counts in units of 1024 bytes."""
+    total = 0
+    for line in status.splitlines():
+        name, _, value = line.partition(b":")
+        if name in _USED:
+            total += int(value.split()[0]) * 1024
+    return total
 
 
 def _kill(member: _Member, session: int) -> None:
