@@ -28,6 +28,7 @@ from .zygote_messages import process_fields
 _INTERVAL_S = 0.1
 _ROUNDS = 10  # a process may start another one while it is killed
 _BLOCK_BYTES = 512  # of st_blocks
+_PARENT, _SESSION, _THREADS = 1, 3, 17  # of the fields of a process from its state on
 _USED = frozenset({b"RssAnon", b"RssShmem", b"VmSwap", b"VmPTE", b"HugetlbPages"})
 
 
@@ -39,11 +40,13 @@ class ImportLimits:
         wall_s: seconds from its start.
         memory_bytes: of all its processes together.
         processes: itself and all that it starts, at any one time.
+        threads: of all these processes together.
     """
 
     wall_s: float = 60.0
     memory_bytes: int = 4 << 30
     processes: int = 64
+    threads: int = 1024
 
 
 LIMITS = ImportLimits()
@@ -55,6 +58,7 @@ class _Member:
 
     pid: int
     parent: int
+    threads: int
 
 
 class ImportWatch:
@@ -106,6 +110,8 @@ class ImportWatch:
             return ""
         if len(members) > limits.processes:
             return f"its imports start more than {limits.processes} processes"
+        if sum(member.threads for member in members) > limits.threads:
+            return f"its imports start more than {limits.threads} threads"
         if _memory_bytes(members) > limits.memory_bytes:
             return f"its imports use more than {limits.memory_bytes >> 20} MiB of memory"
         return ""
@@ -129,15 +135,15 @@ def _members(session: int) -> Iterator[_Member]:
     """List the processes of a session, those included that have ended and are not reaped."""
     for name in os.listdir("/proc"):
         if name.isdecimal():
-            _, parent, _, of, *_ = _fields(int(name)) or (b"", b"0", b"", b"0")
-            if int(of) == session:
-                yield _Member(int(name), int(parent))
+            fields = _fields(int(name))
+            if fields and int(fields[_SESSION]) == session:
+                yield _Member(int(name), int(fields[_PARENT]), int(fields[_THREADS]))
 
 
 def _fields(pid: int) -> list[bytes]:
-    """Return the state, parent, group and session of a process; empty if it is gone."""
+    """Return what the kernel tells of a process, from its state on; empty if it is gone."""
     try:
-        return process_fields(pid)[:4]
+        return process_fields(pid)
     except OSError:
         return []
 
@@ -174,7 +180,7 @@ def _kill(member: _Member, session: int) -> None:
         pidfd = os.pidfd_open(member.pid)
         try:
             fields = _fields(member.pid)
-            if fields and int(fields[3]) == session:
+            if fields and int(fields[_SESSION]) == session:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         finally:
             os.close(pidfd)

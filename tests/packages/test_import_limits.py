@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
@@ -15,12 +16,12 @@ from types import SimpleNamespace
 
 import pytest
 from dandelion.backends.process import import_limits, sandbox_pool, zygote_messages
-from dandelion.backends.process.import_limits import ImportLimits
+from dandelion.backends.process.import_limits import ImportLimits, ImportWatch
 from dandelion.backends.process.sandbox_pool import ImportFailed, SandboxContent, SandboxPool
 
 from dandelion.testing import wait_until
 
-LIMITS = ImportLimits(wall_s=20.0, memory_bytes=192 << 20, processes=8)
+LIMITS = ImportLimits(wall_s=20.0, memory_bytes=192 << 20, processes=8, threads=32)
 MEMORY = "its imports use more than 192 MiB of memory"
 PROCESSES = "its imports start more than 8 processes"
 
@@ -69,6 +70,14 @@ GREEDY = {
             os.wait()
         """,
         PROCESSES,
+    ),
+    "threads": (
+        """
+        import threading
+        for _ in range(40):
+            threading.Thread(target=time.sleep, args=(60,)).start()
+        """,
+        "its imports start more than 32 threads",
     ),
     "processes that start processes": (
         """
@@ -132,6 +141,24 @@ def test_imports_that_take_too_long_end_with_a_reason(
     assert refused(pool, "") == "its imports take more than 0.3 s"
 
 
+@pytest.mark.parametrize("text", ["", "os._exit(3)"])
+def test_the_number_of_a_session_is_taken_as_long_as_it_is_watched(
+    pool: SandboxPool, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    close, codes = ImportWatch.close, []
+
+    def note(watch: ImportWatch) -> None:
+        codes.append(watch._stop.__self__.process.returncode)  # type: ignore[attr-defined]  # a method
+        close(watch)
+
+    monkeypatch.setattr(ImportWatch, "close", note)
+    (Path(pool.content.environment) / "greedy.py").write_text(f"import os\n{text}\n")
+    with contextlib.suppress(ImportFailed):
+        pool.take(time.monotonic_ns() + 30_000_000_000).close()
+    pool.close()
+    assert codes[0] is None
+
+
 def test_limits_hold_after_the_node_had_no_descriptor_left(
     pool: SandboxPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +197,7 @@ def test_memory_files_of_two_file_systems_may_have_the_same_number(
         fields = {name: getattr(real, name) for name in ("st_mode", "st_nlink", "st_dev")}
         return SimpleNamespace(**fields, st_blocks=real.st_blocks, st_ino=1)
 
-    own = [import_limits._Member(os.getpid(), os.getppid())]
+    own = [import_limits._Member(os.getpid(), os.getppid(), 1)]
     files = [os.memfd_create("large"), os.open(tmp_path, os.O_TMPFILE | os.O_RDWR)]
     try:
         with monkeypatch.context() as patch:
