@@ -303,7 +303,7 @@ _READERS: dict[str, Callable[[str, Item, _Kind], Any]] = {
 
 
 def results(kinds: tuple[str, ...], names: list[str], returned: Any) -> dict[str, Any]:
-    """Convert what a function returned to values that `dandelion.data.item_set` takes.
+    """Convert what a function returned to values that `dandelion.set_values.item_set` takes.
 
     With one output set, the value is its content. With several, it is a dict by name, or a tuple
     in the order of the output sets.

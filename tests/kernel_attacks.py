@@ -130,7 +130,9 @@ def function(
 
 
 ATTACK = function("Attack")
-_UNCHECKED = "import dandelion.backends.opencl as o; o.checked_source = lambda code: None;"
+_UNCHECKED = (
+    "import dandelion.backends.gpu.opencl_device as o; o.checked_source = lambda code: None;"
+)
 _HOST = "import sys; from dandelion.backends.gpu import kernel_host as h;"
 _MAIN = "sys.exit(h.main(sys.argv[1:]))"
 _NO_WALL = """

@@ -16,11 +16,12 @@ from typing import Any
 import dandelion.backends.native as native
 import pytest
 
-from dandelion.data import ItemSet, SetSpec, item_set
+from dandelion.data import ItemSet, SetSpec
 from dandelion.documents import set_spec
 from dandelion.driver import Call, Engine, InstanceSets, load_driver
 from dandelion.function import CodeObject, Function, FunctionSpec, Limits, digest_of
 from dandelion.memory import HeapDomain, MemoryDomain
+from dandelion.set_values import item_set
 
 SOURCES = Path(__file__).parent / "native"
 HEADERS = Path(native.__file__).parent

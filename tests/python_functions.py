@@ -12,11 +12,12 @@ from typing import Any
 from dandelion.backends.process.cores import ProcessDriver
 from dandelion.backends.process.engine import ProcessEngine
 
-from dandelion.data import ItemSet, SetSpec, item_set
+from dandelion.data import ItemSet, SetSpec
 from dandelion.documents import set_spec
 from dandelion.driver import Call, InstanceSets
 from dandelion.function import CodeObject, Function, FunctionSpec, Limits, digest_of
 from dandelion.memory import HeapDomain, MemoryDomain
+from dandelion.set_values import item_set
 
 _ids = itertools.count(1)
 

@@ -334,6 +334,19 @@ def test_long_chains_of_sizes_are_fine_and_circles_are_not() -> None:
 
 
 @pytest.mark.parametrize(
+    ("batch", "size"), [({"AbsoluteByBatch": 2}, 4), ({"Sizeof": "B"}, {"AbsoluteByBatch": 4})]
+)
+def test_a_batch_that_depends_on_itself_is_refused(batch: object, size: object) -> None:
+    document = changed(
+        "blueprint/buffers/B", size if isinstance(size, dict) else {"Absolute": size}
+    )
+    document["blueprint"]["batch"] = batch
+    assert "circular-size" in problems(document).values()
+    document["blueprint"]["batch"] = {"Sizeof": "A"}
+    bp.parse_blueprint(json.dumps(document))
+
+
+@pytest.mark.parametrize(
     "text", ["", "nonsense", "[]", "null", '{"modules": NaN}', b"\xff\xfe\x00"]
 )
 def test_what_is_no_blueprint_at_all(text: str | bytes) -> None:

@@ -23,7 +23,7 @@ from dandelion.call_values import (
     read_call_values,
     results,
 )
-from dandelion.data import Item, ItemSet, SetSpec, item_set
+from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.decorators import function
 from dandelion.decorators.annotations import Kinds, spec_of
 from dandelion.errors import InvalidFunction, InvalidInput, TooMany
@@ -31,6 +31,7 @@ from dandelion.frontend.codecs import decode_json, decode_msgpack, decode_respon
 from dandelion.frontend.outgoing import Plain, outgoing_sets
 from dandelion.frontend.set_encoding import encode_json, encode_msgpack, encode_request
 from dandelion.json_values import text_key
+from dandelion.set_values import item_set
 
 
 @dataclass

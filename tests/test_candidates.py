@@ -17,10 +17,10 @@ from dandelion.backends.gpu.cudalike_driver import CudaLikeChecker
 from dandelion.backends.gpu.device import Handle
 from dandelion.backends.gpu.host import HostDevice, Memory
 from dandelion.backends.gpu.measurements import Measurements
+from dandelion.backends.gpu.opencl_device import OpenClDevice
 from dandelion.backends.gpu.options import GpuOptions
 from dandelion.backends.gpu.plan import Launch, plan
 from dandelion.backends.gpu.sequential import SequentialEngine
-from dandelion.backends.opencl import OpenClDevice
 
 import dandelion.blueprint as bp
 from dandelion.blueprint import Candidates
@@ -202,6 +202,7 @@ class Refusing(HostDevice):
     def __init__(self, kernels: Mapping[str, Callable[..., None]]) -> None:
         super().__init__(kernels, POOL_BYTES)
         self.refuses_all = False
+        self.refuses = True
         self._refused: list[Handle] = []
 
     def _prepare(
@@ -213,7 +214,8 @@ class Refusing(HostDevice):
 
     def _launch(self, prepared: Iterable[Handle]) -> None:
         works = list(prepared)
-        if self.refuses_all or any(work in self._refused for work in works):
+        refused = self.refuses and any(work in self._refused for work in works)
+        if self.refuses_all or refused:
             raise DeviceFault(self.name, "launch", "too many resources requested for launch")
         super()._launch(works)
 
@@ -231,6 +233,22 @@ def test_an_alternative_that_cannot_be_launched_is_not_chosen(broken: tuple[str,
         with pytest.raises(DeviceFault):
             engine.run(call(wanted))
     assert not ran["broken"]
+    engine.close()
+
+
+def test_a_failure_of_all_is_not_remembered() -> None:
+    """The device may have been full, or used by others."""
+    device = Refusing({**KERNELS, "broken": _host("broken", 0)})  # type: ignore[dict-item]  # functions
+    engine = SequentialEngine(device, POOL_BYTES)
+    files = {"k.host": b"broken"}
+    wanted = function(blueprint(("broken", "broken"), files=files), files)
+    for _ in range(2):
+        with pytest.raises(DeviceFault, match="too many resources"):
+            engine.run(call(wanted))
+        engine.clean_up()
+        engine.evict(wanted)  # its plans are made again
+    device.refuses = False
+    assert (run(engine, wanted) == 2 * X).all()
     engine.close()
 
 

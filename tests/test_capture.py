@@ -15,13 +15,13 @@ import pytest
 
 import dandelion as dd
 from dandelion.capture import capture
-from dandelion.data import item_set
 from dandelion.decorators import PythonFunction
 from dandelion.documents import FunctionDocument
 from dandelion.errors import InvalidFunction, InvalidInput, Raised
 from dandelion.node import Node, Settings
 from dandelion.recording.records import decode_recording
 from dandelion.replay.debug import debug
+from dandelion.set_values import item_set
 
 from .captured import program
 from .captured.project import tools

@@ -299,6 +299,7 @@ def _registered(
 
 
 SIZES = "blueprint.control_flow[0].sizes[0]"
+BY_ROWS = bp.ceil_div(bp.sizeof(bp.Blueprint(["x"]).x), ROW)
 
 
 @pytest.mark.parametrize(
@@ -326,6 +327,16 @@ def test_choices_of_batches_are_found_wherever_they_are() -> None:
     assert _registered(Batching(("x",), rows=2), b) == []
     assert _registered(Batching(("x",), rows=7), b, "x: float16[?, 2]") == [("batching", inside)]
     assert _registered(Batching(("x",), rows=6), b, "x: float16[?, 2]") == []
+
+
+def test_a_choice_by_the_members_of_a_batch_must_fit_them() -> None:
+    b = bp.Blueprint(["x"], outputs=["y"], modules=["k.c"], batch=BY_ROWS)
+    b.kernel("sums", access=["read", "write", "write", "value"])
+    y = b.buffer("y", like="x")
+    with b.choose(bp.by_batch(2)) as choice, choice.case(12):
+        b.zero(y)
+    assert _registered(Batching(("x",), rows=7), b) == [("batching", SIZES)]
+    assert _registered(Batching(("x",), rows=6), b) == []
 
 
 def test_what_lies_behind_an_input_is_zero_in_every_call() -> None:

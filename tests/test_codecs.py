@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from dandelion.data import Item, ItemSet, SetSpec, checked
+from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.errors import (
     ApplicationFailed,
     Cancelled,
@@ -46,6 +46,7 @@ from dandelion.frontend.problem import (
 )
 from dandelion.frontend.set_encoding import encode_json, encode_msgpack, encode_request
 from dandelion.memory import Context, HeapDomain
+from dandelion.set_values import checked
 
 SPECS = {"a": SetSpec("a"), "x": SetSpec("x", "float32", (-1, 2)), "n": SetSpec("n", "int32")}
 

@@ -23,10 +23,11 @@ from dandelion.compositions.matmul import bundle as matmul
 from dandelion.compositions.vector_add import bundle as vector_add
 
 from dandelion.blueprint import parse_blueprint
-from dandelion.data import Item, ItemSet, item_set
+from dandelion.data import Item, ItemSet
 from dandelion.documents import RegistrationDocument
 from dandelion.errors import Unknown
 from dandelion.node import Node, Settings
+from dandelion.set_values import item_set
 
 FOLDERS = Path(compositions.__file__).parent
 Array = npt.NDArray[Any]

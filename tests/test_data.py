@@ -11,8 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dandelion.data import Item, ItemSet, Origin, Sets, SetSpec, check_item, checked, item_set
+from dandelion.data import Item, ItemSet, Origin, Sets, SetSpec
 from dandelion.errors import InvalidInput
+from dandelion.set_values import check_item, checked, item_set
 
 
 def given_set(value: Any, spec: SetSpec | None = None) -> ItemSet:

@@ -13,7 +13,7 @@ import pytest
 import dandelion as dd
 from dandelion.blueprint import Blueprint
 from dandelion.cli.sources import read_sources
-from dandelion.data import SetSpec, item_set
+from dandelion.data import SetSpec
 from dandelion.dataflow.dsl import handle_of
 from dandelion.documents import (
     CodeDocument,
@@ -27,6 +27,7 @@ from dandelion.errors import InvalidComposition, InvalidFunction, InvalidInput, 
 from dandelion.frontend.server import BackgroundServer
 from dandelion.function import Batching, Limits
 from dandelion.node import Node, Settings
+from dandelion.set_values import item_set
 
 HERE = Path(__file__)
 LAZY = "def f(x):\n    return x\n"

@@ -25,11 +25,12 @@ from dandelion.compositions.digits.file_server import serve_files
 from dandelion.compositions.digits.node_process import node_process
 from dandelion.compositions.digits.trace import engines_of, read_trace, rows
 
-from dandelion.data import Item, ItemSet, item_set
+from dandelion.data import Item, ItemSet
 from dandelion.errors import ApplicationFailed, Raised
 from dandelion.frontend.client import Client
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
+from dandelion.set_values import item_set
 
 FOLDERS = Path(compositions.__file__).parent
 Array = npt.NDArray[Any]

@@ -18,10 +18,10 @@ from dandelion.backends.gpu.conformance import HOST_KERNELS
 from dandelion.backends.gpu.device import Device
 from dandelion.backends.gpu.driver import GpuDriver
 from dandelion.backends.gpu.host import HostDevice, Memory
+from dandelion.backends.gpu.opencl_device import OpenClDevice
 from dandelion.backends.gpu.plan import Launch
 from dandelion.backends.gpu.sequential import SequentialEngine
 from dandelion.backends.gpu.wrappers import FailingDevice
-from dandelion.backends.opencl import OpenClDevice
 
 import dandelion.blueprint as bp
 from dandelion.data import Item, ItemSet, SetSpec

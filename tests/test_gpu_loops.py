@@ -14,9 +14,9 @@ from dandelion.backends.gpu import sections
 from dandelion.backends.gpu.adaptive_wait import LONG_NS as LONG_WAIT_NS
 from dandelion.backends.gpu.device import Handle
 from dandelion.backends.gpu.host import HostDevice, Memory
+from dandelion.backends.gpu.opencl_device import OpenClDevice
 from dandelion.backends.gpu.plan import Launch, plan
 from dandelion.backends.gpu.program import make_program
-from dandelion.backends.opencl import OpenClDevice
 
 import dandelion.blueprint as bp
 from dandelion.driver import InstanceSets

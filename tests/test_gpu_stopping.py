@@ -13,9 +13,9 @@ from dandelion.backends.gpu import pacing
 from dandelion.backends.gpu.device import Handle
 from dandelion.backends.gpu.host import HostDevice, Memory
 from dandelion.backends.gpu.modules import Modules, Ready
+from dandelion.backends.gpu.opencl_device import OpenClDevice
 from dandelion.backends.gpu.pacing import BRIEF_PARTS, StepTimes
 from dandelion.backends.gpu.plan import Launch, Loop, Plan
-from dandelion.backends.opencl import OpenClDevice
 
 import dandelion.blueprint as bp
 from dandelion.errors import BackendUnavailable, Cancelled, TimedOut

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import array
 import os
 import struct
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,8 +17,8 @@ from dandelion.backends.gpu import host_trials, pocl_runtime
 from dandelion.backends.gpu.host_trials import CALLS, Phase
 
 from dandelion.confinement.lockdown import landlock_abi
-from dandelion.driver import load_driver
-from dandelion.errors import BackendUnavailable, Faulted, TimedOut
+from dandelion.driver import Call, load_driver
+from dandelion.errors import BackendUnavailable, Cancelled, Faulted, TimedOut
 
 from .kernel_attacks import CONFINED, Attacker, Script, attacker, function, packed
 
@@ -253,6 +255,62 @@ def test_the_input_of_a_rehearsal_is_zeroed() -> None:
         until(who, lambda: phase(who) is not Phase.COMPILING)
         memory = trial.rival.memory.map.view
         assert not any(memory[: 1 << 16])
+
+
+def test_nothing_of_a_rehearsed_call_is_kept() -> None:
+    with broker(scripted("not threads and calls == 1 and time.sleep(60)")) as who:
+        until(who, lambda: phase(who) is Phase.CONFINED)
+        data = array.array("B", bytes(16))
+        who.run(who.call(WANTED, SCRIPT, memoryview(data)))  # type: ignore[arg-type]  # as engines get it
+        assert phase(who) is Phase.COMPILING
+        given = weakref.ref(data)
+        del data
+        assert given() is None
+
+
+def test_a_call_with_little_time_left_goes_to_the_host_that_is_there() -> None:
+    with broker(scripted()) as who:
+        until(who, lambda: phase(who) is Phase.COMPARING)
+        trial = who.engine._trials.current
+        assert trial is not None
+        trial._rehearsed_s = 5.0
+        assert all(called(who, limit_ns=4 * 10**9)[0] for _ in range(4))
+        assert not called(who)[0]
+
+
+def test_a_function_that_is_no_longer_called_ends_its_trial() -> None:
+    with broker(scripted()) as who:
+        until(who, lambda: phase(who) is Phase.COMPARING)
+        trial = who.engine._trials.current
+        assert trial is not None
+        called(who, "Other")
+        assert phase(who) is Phase.COMPARING
+        trial._end_s = 0.0
+        called(who, "Other")
+        assert phase(who) is None
+        assert trial.rival.child.wait(LIMIT_S) is not None
+        assert not decided(who), "there may be a trial later"
+
+
+class Stopped(Call):
+    """A call whose invocation has ended."""
+
+    def is_stopped(self) -> bool:
+        return True
+
+
+def test_a_call_that_is_cancelled_on_the_rival_decides_nothing() -> None:
+    with broker(scripted("not threads and calls == 2 and time.sleep(60)")) as who:
+        until(who, lambda: phase(who) is Phase.COMPARING)
+        kept = who.engine.hosts()
+        like = who.call(WANTED, SCRIPT, b"x" * 16)
+        with pytest.raises(Cancelled):
+            who.engine.run(Stopped(0, WANTED, like.inputs, like.domain, like.deadline_ns))
+        who.engine.clean_up()
+        assert phase(who) is None
+        assert not decided(who)
+        assert who.engine.hosts() == kept
+        assert called(who)[0]
 
 
 def test_devices_that_the_operator_chose_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,13 +21,14 @@ from dandelion.compositions.image_archive.existing import existing
 from dandelion.compositions.image_archive.requests import lookup
 from dandelion.compositions.render_logs.loopback import Answer, Request
 
-from dandelion.data import Item, ItemSet, Value, item_set
+from dandelion.data import Item, ItemSet, Value
 from dandelion.dataflow.graph import Application, Composition, application_ids
 from dandelion.dataflow.language import parse
 from dandelion.documents import RegistrationDocument
 from dandelion.errors import ApplicationFailed, Raised, RequestFailed
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
+from dandelion.set_values import item_set
 
 # --- functions --------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ LAYERS = [
     ["arrays", "json_values"],
     ["previews"],
     ["data"],
+    ["set_values"],
     ["attached_files", "call_values", "own_modules"],
     ["failures"],
     ["function"],

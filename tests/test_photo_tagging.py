@@ -10,9 +10,10 @@ from dandelion.compositions.digits.file_server import serve_files
 from dandelion.compositions.photo_tagging import bundle, decode_photo, pictures
 
 from dandelion.blueprint import Access, parse_blueprint
-from dandelion.data import Item, ItemSet, item_set
+from dandelion.data import Item, ItemSet
 from dandelion.documents import content
 from dandelion.node import Node, Settings
+from dandelion.set_values import item_set
 
 ERROR = 1e-4
 TAG_LIMIT_BYTES = 200_000

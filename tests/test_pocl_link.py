@@ -26,7 +26,7 @@ os.environ["POCL_LEAVE_KERNEL_COMPILER_TEMP_FILES"] = "1"
 (folder / "bin" / "ld").touch(mode=0o700)
 from dandelion.backends.gpu import pocl_spawn
 from dandelion.backends.gpu.conformance import CHECKS, LANGUAGE_CHECKS, opened
-from dandelion.backends.opencl import OpenClDevice
+from dandelion.backends.gpu.opencl_device import OpenClDevice
 
 first = OpenClDevice()
 first.open()

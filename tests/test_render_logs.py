@@ -15,13 +15,14 @@ from dandelion.compositions.render_logs.described import render_logs as describe
 from dandelion.compositions.render_logs.loopback import Request
 from dandelion.compositions.render_logs.world import LogServer, Reader, World, serve_world
 
-from dandelion.data import Item, ItemSet, Sets, Value, item_set
+from dandelion.data import Item, ItemSet, Sets, Value
 from dandelion.dataflow.graph import Composition, application_ids
 from dandelion.dataflow.language import parse
 from dandelion.documents import RegistrationDocument
 from dandelion.errors import ApplicationFailed, DeadlineExceeded, Raised, RequestFailed, TimedOut
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
+from dandelion.set_values import item_set
 
 # --- functions --------------------------------------------------------------------------------
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import struct
 
 import pytest
+from dandelion.backends.gpu import host_policy
 from dandelion.backends.process import package_imports, policy
 
 from dandelion.confinement import seccomp
@@ -41,6 +43,25 @@ def test_every_number_has_the_effect_that_its_policy_says(
     for number in (architecture.highest + 1, 1 << 30, 1 << 31, (1 << 32) - 1):
         assert effect(code, number, architecture.audit) == KILL
     assert effect(code, numbers["read"], architecture.audit ^ 1) == KILL
+
+
+@pytest.mark.parametrize("listed", [policy.POLICY, package_imports._POLICY, host_policy.policy(7)])
+def test_conditions_on_arguments_are_those_of_the_policy(
+    architecture: Architecture, listed: SyscallPolicy
+) -> None:
+    code = seccomp.program(architecture, listed, PID, FAIL)
+    rules = listed.conditional(PID, FAIL)
+    operands = {step[3] for _, body in rules for step in body}
+    values = sorted({value + more for value in operands for more in (0, 1, 1 << 32)})
+    for name, body in rules:
+        alone = b"".join(struct.pack("<HBBI", *step) for step in [(0x20, 0, 0, 0), *body])
+        for number, value in enumerate(values):
+            arguments = [values[(number * factor) % len(values)] for factor in range(1, 6)]
+            for given in ((value, *arguments), (value,) * 6):
+                wanted = effect(alone, 0, 0, *given)
+                assert (
+                    effect(code, architecture.numbers[name], architecture.audit, *given) == wanted
+                )
 
 
 def test_a_program_may_be_longer_than_a_condition_can_skip(architecture: Architecture) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from dandelion.data import Item, ItemSet, SetSpec, item_set
+from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.dataflow.graph import (
     Application,
     Binding,
@@ -32,6 +32,7 @@ from dandelion.dispatcher import (
 )
 from dandelion.errors import ApplicationFailed, Cancelled, InternalError, Raised
 from dandelion.function import FunctionSpec
+from dandelion.set_values import item_set
 
 POLICY = Partitioning("auto", 1, 2)
 Outputs = tuple[ItemSet | None, ...]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from dandelion.data import Item, ItemSet, SetSpec, item_set
+from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.sharding import Partitioning
 from dandelion.dispatcher import (
@@ -39,6 +39,7 @@ from dandelion.errors import (
 )
 from dandelion.failures import CaughtFailure
 from dandelion.function import FunctionSpec
+from dandelion.set_values import item_set
 
 POLICY = Partitioning("auto", 1, 2)
 RAISED = Raised("F", "ValueError: no")

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dandelion.data import item_set
 from dandelion.documents import FunctionDocument
 from dandelion.export import ExportedModule, ExportReport, export_module
 from dandelion.export.report import relative_error
 from dandelion.export.torch_binding import example_arrays, reference_outputs
 from dandelion.node import Node, Settings
+from dandelion.set_values import item_set
 
 Array = npt.NDArray[np.generic]
 SETTINGS = Settings(backends=("cuda|hip|opencl",), arena_bytes=256 << 20)

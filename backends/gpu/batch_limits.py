@@ -21,7 +21,7 @@ from dandelion.blueprint import (
     Size,
     Sizeof,
 )
-from dandelion.blueprint.records import MAX_BYTES, inner_lists
+from dandelion.blueprint.records import MAX_BYTES, ByBatch, ExecutionBlueprint, inner_lists
 from dandelion.data import SetSpec
 from dandelion.errors import DandelionError, Problem
 from dandelion.function import FunctionSpec
@@ -44,7 +44,7 @@ def batch_problems(spec: FunctionSpec, config: GpuConfig) -> Iterator[Problem]:
     joined = {s.name: s for s in spec.inputs if s.name in batching.inputs}
     for where, choice in _choices("blueprint.control_flow", config.blueprint.control_flow):
         for index, size in enumerate(choice.sizes):
-            if not _depends(size, joined, config.blueprint.buffers):
+            if not _depends(size, joined, config.blueprint):
                 continue
             at, last = f"{where}.sizes[{index}]", choice.cases[-1].up_to
             if batching.rows is None:
@@ -69,16 +69,18 @@ def _choices(where: str, actions: tuple[Action, ...]) -> Iterator[tuple[str, Cho
             yield from _choices(f"{where}[{index}]{place}", inner)
 
 
-def _depends(size: Size, names: Container[str], buffers: Mapping[str, Size]) -> bool:
+def _depends(size: Size, names: Container[str], body: ExecutionBlueprint) -> bool:
     """Tell whether a size depends on the size of one of these inputs."""
     match size:
         case Sizeof(name) | Elements(name):
-            own = buffers.get(name)
-            return name in names or (own is not None and _depends(own, names, buffers))
+            own = body.buffers.get(name)
+            return name in names or (own is not None and _depends(own, names, body))
+        case ByBatch():
+            return _depends(body.batch, names, body)
         case Add(parts) | Mul(parts):
-            return any(_depends(part, names, buffers) for part in parts)
+            return any(_depends(part, names, body) for part in parts)
         case CeilDiv(dividend, divisor):
-            return _depends(dividend, names, buffers) or _depends(divisor, names, buffers)
+            return _depends(dividend, names, body) or _depends(divisor, names, body)
     return False
 
 

@@ -164,7 +164,10 @@ class Chooser:
             return False
         state.failed.add(max(state.choices.values()))
         state.choices = None
-        return len(state.failed) < state.count
+        if len(state.failed) < state.count:
+            return True
+        state.failed.clear()  # perhaps it was the device; the next call tries all again
+        return False
 
 
 def _budget_s(left_s: float) -> float:
@@ -194,7 +197,8 @@ def _first(
             failure = failure or error
         else:
             return choices
-    raise failure or DeviceFault(device.name, "launch", "no alternative can be launched")
+    assert failure is not None, "not all are left out"
+    raise failure
 
 
 class _TooLong(Exception):

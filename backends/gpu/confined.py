@@ -136,6 +136,10 @@ class ConfinedEngine(Engine):
         host = self._trials.choose(call, known, self._host(call))
         try:
             return self._exchange(host, known, call)
+        except Cancelled:
+            if host is not self._hosts.get(identity):
+                self._trials.put_off()  # nothing was found out
+            raise
         finally:
             if host.well or host in self._ending:
                 pass

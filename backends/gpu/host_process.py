@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -61,6 +62,21 @@ _ACCEPTED = (
     InternalError,
 )
 _LIES = "its process broke the protocol"
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a host may answer to a call.
+
+    Attributes:
+        function: name of the function, for errors.
+        sets: the only answer of a call that succeeds.
+        optional: positions of the sets that may be absent in it.
+    """
+
+    function: str
+    sets: WireSets
+    optional: frozenset[int]
 
 
 class HostEnded(Exception):
@@ -218,27 +234,34 @@ class HostProcess:
         if reply is None:
             self.well = False
             raise HostEnded("it did not answer in time", late=True)
-        return self._checked(reply, call, place, known)
+        return self._checked(reply, _expected(call, place, known))
 
-    def begin_rehearsal(self, call: Call, place: Place, end_s: float) -> None:
+    def begin_rehearsal(
+        self, call: Call, place: Place, known: KnownAnswer, end_s: float
+    ) -> Expected:
         """Send a call that lies in the memory, without waiting for its answer.
 
         Args:
+            known: what the answer must be.
             end_s: until when it is to be answered, by `time.monotonic`.
+
+        Returns:
+            The same for `end_rehearsal`. It keeps nothing of the call alive.
 
         Raises:
             HostEnded: the host is gone, or does not read.
         """
         self._begin(call, place, int(end_s * 1e9), end_s - time.monotonic())
+        return _expected(call, place, known)
 
-    def end_rehearsal(self, call: Call, place: Place, known: KnownAnswer) -> bool:
+    def end_rehearsal(self, expected: Expected) -> bool:
         """Drop the answer to a rehearsal. False if it is not there yet; raises as `run`."""
         try:
             reply = self._channel.take()
         except Ended as ended:
             raise self._lost(str(ended)) from None
         if reply is not None:
-            self._checked(reply, call, place, known)
+            self._checked(reply, expected)
         return reply is not None
 
     def _begin(self, call: Call, place: Place, latest_ns: int, limit_s: float) -> None:
@@ -255,20 +278,17 @@ class HostProcess:
         )
         self._send(message, call)
 
-    def _checked(
-        self, reply: HostReply, call: Call, place: Place, known: KnownAnswer
-    ) -> tuple[WireSets, dict[str, int]]:
+    def _checked(self, reply: HostReply, expected: Expected) -> tuple[WireSets, dict[str, int]]:
         """Give the outputs if an answer is right, or raise what it says, as `run`."""
         if not isinstance(reply, Done | Failed) or reply.call != self._calls:
             raise self._lied()
         if isinstance(reply, Failed):
-            raise self._failure(reply, call)
-        expected = known.expected(call.inputs, place)
-        if len(reply.outputs) != len(expected):
+            raise self._failure(reply, expected.function)
+        if len(reply.outputs) != len(expected.sets):
             raise self._lied()
         answer = tuple(
-            None if given is None and index in known.optional else wanted
-            for index, (given, wanted) in enumerate(zip(reply.outputs, expected, strict=True))
+            None if given is None and index in expected.optional else wanted
+            for index, (given, wanted) in enumerate(zip(reply.outputs, expected.sets, strict=True))
         )
         if _bare(reply.outputs) != _bare(answer):
             raise self._lied()
@@ -305,7 +325,7 @@ class HostProcess:
         except OSError as error:
             raise self._lost(str(error)) from None
 
-    def _failure(self, reply: Failed, call: Call) -> DandelionError | HostEnded:
+    def _failure(self, reply: Failed, function: str) -> DandelionError | HostEnded:
         """Give an error that was told, if it is one that a function can cause."""
         record = ErrorRecord(reply.error.type, reply.error.message, reply.error.fields)
         try:
@@ -319,10 +339,10 @@ class HostProcess:
             return self._lied()
         if isinstance(error, _ACCEPTED):
             if isinstance(error, BadOutput | TimedOut | Faulted):
-                error.function = call.function.spec.name
+                error.function = function
             return error
         self.well = False
-        return Faulted(call.function.spec.name, str(error))
+        return Faulted(function, str(error))
 
     def _lied(self) -> HostEnded:
         self.well = False
@@ -361,6 +381,10 @@ class HostProcess:
             return False
         self.memory.close()
         return True
+
+
+def _expected(call: Call, place: Place, known: KnownAnswer) -> Expected:
+    return Expected(call.function.spec.name, known.expected(call.inputs, place), known.optional)
 
 
 def _bare(sets: WireSets) -> list[tuple[str, list[tuple[str, int, int, int]]] | None]:

@@ -15,8 +15,11 @@ these phases, and no call waits for it but by sharing the processors::
     COMPARING   calls go to both in turns
 
 The host that took less time stays, the other one ends. Both have only this function, and one call
-at a time. A host without threads whose calls are brief no longer is ended, too; the function then
-begins anew with threads, and keeps them.
+at a time. A call that might have to end while the rival runs it goes to the other one. A function
+that is called too rarely to be compared within a minute may have another trial later.
+
+A host without threads whose calls are brief no longer is ended, too; the function then begins anew
+with threads, and keeps them.
 """
 
 from __future__ import annotations
@@ -31,8 +34,7 @@ from dandelion.driver import Call
 from dandelion.engine_process.channel import Ended
 from dandelion.errors import DandelionError
 
-from .host_memory import Place
-from .host_process import START_LIMIT_S, HostEnded, HostProcess
+from .host_process import START_LIMIT_S, Expected, HostEnded, HostProcess
 from .known_answers import KnownAnswer
 
 BRIEF_NS = 3_000_000
@@ -56,6 +58,10 @@ class Phase(enum.Enum):
 
 class TrialFailed(Exception):
     """The rival cannot run the function; the host that is there stays."""
+
+
+class TooFewCalls(Exception):
+    """The function is not called often enough to compare two hosts."""
 
 
 @dataclass(slots=True)
@@ -107,7 +113,9 @@ class HostTrial:
         self.identity = identity
         self.rival = rival
         self.phase = Phase.STARTING
-        self._rehearsal: tuple[Call, Place, KnownAnswer] | None = None
+        self._expected: Expected | None = None  # while the rival compiles
+        self._known: KnownAnswer | None = None
+        self._begun_s = self._rehearsed_s = 0.0  # of the rehearsal: its start, how long it took
         self._end_s = time.monotonic() + START_LIMIT_S
         self._took_ns: dict[bool, list[int]] = {False: [], True: []}
 
@@ -116,20 +124,29 @@ class HostTrial:
 
         Raises:
             TrialFailed: the rival cannot run the function.
+            TooFewCalls: it could not be compared in time.
         """
         try:
             if self.phase is Phase.STARTING and self.rival.wait_confined(0.0):
                 self.phase = Phase.CONFINED
             elif self.phase is Phase.COMPILING:
-                assert self._rehearsal is not None, "it was sent"
-                if self.rival.end_rehearsal(*self._rehearsal):
+                assert self._expected is not None, "it was sent"
+                if self.rival.end_rehearsal(self._expected):
                     self.rival.memory.clean()
-                    self.phase = Phase.COMPARING
+                    self._compare()
         except (DandelionError, HostEnded, Ended, OSError) as error:
             raise TrialFailed(str(error)) from error
-        is_late = time.monotonic() > self._end_s
-        if is_late and self.phase is not Phase.COMPARING:
+        if time.monotonic() > self._end_s:
+            if self.phase in (Phase.CONFINED, Phase.COMPARING):
+                raise TooFewCalls
             raise TrialFailed("the rival takes too long")
+
+    def _compare(self) -> None:
+        now_s = time.monotonic()
+        self._rehearsed_s = now_s - self._begun_s
+        self._end_s = now_s + START_LIMIT_S
+        self._expected = None
+        self.phase = Phase.COMPARING
 
     def rehearse(self, call: Call, known: KnownAnswer) -> None:
         """Give a call to the rival, too, if it can be given one; its answer is awaited by `look`.
@@ -139,22 +156,24 @@ class HostTrial:
         """
         if self.phase is not Phase.CONFINED:
             return
-        self._end_s = time.monotonic() + START_LIMIT_S
+        self._begun_s = time.monotonic()
+        self._end_s = self._begun_s + START_LIMIT_S
         try:
             self.rival.load(call)
             place = self.rival.memory.place_call(call, known.context_bytes)
-            self.rival.begin_rehearsal(call, place, self._end_s)
+            self._expected = self.rival.begin_rehearsal(call, place, known, self._end_s)
         except (DandelionError, HostEnded) as error:
             raise TrialFailed(str(error)) from error
-        self._rehearsal = (call, place, known)
+        self._known = known
         self.phase = Phase.COMPILING
 
-    def is_rivals(self, known: KnownAnswer) -> bool:
-        """Tell whether the next call with these sizes goes to the rival."""
+    def is_rivals(self, known: KnownAnswer, left_s: float) -> bool:
+        """Tell whether the next call with these sizes, and so much time, goes to the rival."""
         took = self._took_ns
         return (
             self.phase is Phase.COMPARING
-            and self._is_rehearsed(known)
+            and known is self._known
+            and left_s > self._rehearsed_s
             and len(took[True]) <= len(took[False])
         )
 
@@ -164,16 +183,13 @@ class HostTrial:
         Returns:
             Whether the rival has won, or None if that is not known yet.
         """
-        if self.phase is not Phase.COMPARING or not self._is_rehearsed(known):
+        if self.phase is not Phase.COMPARING or known is not self._known:
             return None
         self._took_ns[host is self.rival].append(took_ns)
         threads, rival = self._took_ns[False], self._took_ns[True]
         if min(len(threads), len(rival)) < CALLS:
             return None
         return min(rival) <= _TOLERANCE * min(threads)
-
-    def _is_rehearsed(self, known: KnownAnswer) -> bool:
-        return self._rehearsal is not None and self._rehearsal[2] is known
 
 
 class HostTrials:
@@ -217,7 +233,7 @@ class HostTrials:
         except TrialFailed:
             self.give_up()
             return host
-        if not trial.is_rivals(known):
+        if not trial.is_rivals(known, call.left_s()):
             return host
         if not trial.rival.is_quiet():
             self.give_up()
@@ -233,21 +249,25 @@ class HostTrials:
                 self._decided(trial, won)
             return
         known.ran(host.child.pid, took_ns)
-        use = self._uses.get(identity)
-        if use is None:
-            use = self._uses[identity] = HostUse()
-            if len(self._uses) > _FUNCTIONS:
-                self._uses.popitem(last=False)
+        use = self._uses.get(identity) or HostUse()
+        self._note(identity, use)
         use.ran(took_ns, known.least_ns <= BRIEF_NS)
         if use.has_threads:
             if trial is None and self._start is not None and use.is_due(self._start_ns):
                 self._due = identity
         elif known.calls > CALLS and known.least_ns > BRIEF_NS:
-            self._uses[identity] = HostUse(is_settled=True)
+            self._note(identity, HostUse(is_settled=True))
             self._drop(identity)
 
+    def _note(self, identity: str, use: HostUse) -> None:
+        """Remember the use of a function; that of the one that was called least recently goes."""
+        self._uses[identity] = use
+        self._uses.move_to_end(identity)
+        if len(self._uses) > _FUNCTIONS:
+            self._uses.popitem(last=False)
+
     def _decided(self, trial: HostTrial, has_won: bool) -> None:
-        self._uses[trial.identity] = HostUse(has_threads=not has_won, is_settled=True)
+        self._note(trial.identity, HostUse(has_threads=not has_won, is_settled=True))
         self.current = None
         if has_won:
             self._adopt(trial.identity, trial.rival)
@@ -265,13 +285,15 @@ class HostTrials:
                 self.current.look()
             except TrialFailed:
                 self.give_up()
+            except TooFewCalls:
+                self.put_off()
         elif self._due:
             identity, self._due = self._due, ""
             if has_room and self._start is not None:
                 try:
                     self.current = HostTrial(identity, self._start())
                 except (OSError, DandelionError):
-                    self._uses[identity] = HostUse(is_settled=True)
+                    self._note(identity, HostUse(is_settled=True))
 
     def give_up(self) -> None:
         """End the trial that runs, if one does; its function keeps the host that it has."""
@@ -289,6 +311,8 @@ class HostTrials:
         """Note that a function has no host any more; the next one has threads."""
         if self.current is not None and self.current.identity == identity:
             self.put_off()
+        if self._due == identity:
+            self._due = ""
         use = self._uses.pop(identity, None)
         if use is not None and use.is_settled and use.has_threads:
-            self._uses[identity] = use
+            self._note(identity, use)

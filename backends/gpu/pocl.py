@@ -115,3 +115,20 @@ def _cpu_name() -> str:
     except OSError:
         flags = set()
     return "haswell" if {"avx2", "fma", "bmi2", "movbe"} <= flags else "x86-64"
+
+
+def opencl_devices(cl: Any) -> dict[str, Any]:
+    """All devices by the names that resources have, GPUs first: gpu, gpu1, cpu."""
+    try:
+        found = [device for platform in cl.get_platforms() for device in platform.get_devices()]
+    except cl.Error as error:
+        raise BackendUnavailable("opencl", f"no OpenCL platform ({error})", REMEDY) from None
+    if not found:
+        remedy = f"{REMEDY}, and a cache folder that this user can write (XDG_CACHE_HOME)"
+        raise BackendUnavailable("opencl", "no OpenCL device", remedy)
+    kinds = {cl.device_type.GPU: "gpu", cl.device_type.CPU: "cpu"}
+    named: dict[str, Any] = {}
+    for wanted in ("gpu", "cpu", "other"):
+        same = [d for d in found if kinds.get(d.type & ~cl.device_type.DEFAULT, "other") == wanted]
+        named |= {f"{wanted}{i or ''}": device for i, device in enumerate(same)}
+    return named

@@ -6,8 +6,9 @@ measures its session ten times a second, until its first message, and ends all p
 session if they exceed a limit together. No process can leave the session, since the system calls
 for that are denied. After the first message, the thread kills the processes that the imports left.
 
-Memory is what processes of the session do not share with files. Pages that a process shares with
-its parent count for both. Memory files count once, if the kernel lets the node see them.
+Memory is what processes of the session have mapped, but for files on disk, with what is swapped out
+and the tables of pages. Pages that two processes share count for both. Memory files count once, if
+the kernel lets the node see them, and once more where they are mapped.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from .zygote_messages import process_fields
+
 _INTERVAL_S = 0.1
 _ROUNDS = 10  # a process may start another one while it is killed
 _BLOCK_BYTES = 512  # of st_blocks
+_PARENT, _SESSION, _THREADS = 1, 3, 17  # of the fields of a process from its state on
+_USED = frozenset({b"RssAnon", b"RssShmem", b"VmSwap", b"VmPTE", b"HugetlbPages"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +40,13 @@ class ImportLimits:
         wall_s: seconds from its start.
         memory_bytes: of all its processes together.
         processes: itself and all that it starts, at any one time.
+        threads: of all these processes together.
     """
 
     wall_s: float = 60.0
     memory_bytes: int = 4 << 30
     processes: int = 64
+    threads: int = 1024
 
 
 LIMITS = ImportLimits()
@@ -51,6 +58,7 @@ class _Member:
 
     pid: int
     parent: int
+    threads: int
 
 
 class ImportWatch:
@@ -96,9 +104,14 @@ class ImportWatch:
         limits = self._limits
         if late:
             return f"its imports take more than {limits.wall_s:g} s"
-        members = list(_members(self._session))
+        try:
+            members = list(_members(self._session))
+        except OSError:  # the node has no descriptor left; it is tried again
+            return ""
         if len(members) > limits.processes:
             return f"its imports start more than {limits.processes} processes"
+        if sum(member.threads for member in members) > limits.threads:
+            return f"its imports start more than {limits.threads} threads"
         if _memory_bytes(members) > limits.memory_bytes:
             return f"its imports use more than {limits.memory_bytes >> 20} MiB of memory"
         return ""
@@ -106,7 +119,12 @@ class ImportWatch:
     def _end_others(self) -> None:
         """Kill what the imports left; the zygote's own children are its sandboxes."""
         for _ in range(_ROUNDS):
-            others = [m for m in _members(self._session) if self._session not in (m.pid, m.parent)]
+            try:
+                members = list(_members(self._session))
+            except OSError:  # as in `_exceeded`
+                time.sleep(_INTERVAL_S)
+                continue
+            others = [m for m in members if self._session not in (m.pid, m.parent)]
             if not others:
                 return
             for member in others:
@@ -117,34 +135,43 @@ def _members(session: int) -> Iterator[_Member]:
     """List the processes of a session, those included that have ended and are not reaped."""
     for name in os.listdir("/proc"):
         if name.isdecimal():
-            _, parent, _, of, *_ = _fields(int(name)) or ("", "0", "", "0")
-            if int(of) == session:
-                yield _Member(int(name), int(parent))
+            fields = _fields(int(name))
+            if fields and int(fields[_SESSION]) == session:
+                yield _Member(int(name), int(fields[_PARENT]), int(fields[_THREADS]))
 
 
-def _fields(pid: int) -> list[str]:
-    """Return the state, parent, group and session of a process; empty if it is gone."""
+def _fields(pid: int) -> list[bytes]:
+    """Return what the kernel tells of a process, from its state on; empty if it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
+        return process_fields(pid)
     except OSError:
         return []
 
 
 def _memory_bytes(members: list[_Member]) -> int:
     total = 0
-    files: dict[int, int] = {}
+    files: dict[tuple[int, int], int] = {}
     for member in members:
         with suppress(OSError):
-            _, resident, shared, *_ = Path(f"/proc/{member.pid}/statm").read_text().split()
-            total += (int(resident) - int(shared)) * os.sysconf("SC_PAGESIZE")
+            total += _mapped_bytes(Path(f"/proc/{member.pid}/status").read_bytes())
         with suppress(OSError):
             folder = f"/proc/{member.pid}/fd"
             for descriptor in os.listdir(folder):
                 with suppress(OSError):
                     found = os.stat(f"{folder}/{descriptor}")
                     if stat.S_ISREG(found.st_mode) and not found.st_nlink:
-                        files[found.st_ino] = found.st_blocks * _BLOCK_BYTES
+                        files[found.st_dev, found.st_ino] = found.st_blocks * _BLOCK_BYTES
     return total + sum(files.values())
+
+
+def _mapped_bytes(status: bytes) -> int:
+    """Add up what a process uses, by its file `status`, which counts in units of 1024 bytes."""
+    total = 0
+    for line in status.splitlines():
+        name, _, value = line.partition(b":")
+        if name in _USED:
+            total += int(value.split()[0]) * 1024
+    return total
 
 
 def _kill(member: _Member, session: int) -> None:
@@ -153,7 +180,7 @@ def _kill(member: _Member, session: int) -> None:
         pidfd = os.pidfd_open(member.pid)
         try:
             fields = _fields(member.pid)
-            if fields and int(fields[3]) == session:
+            if fields and int(fields[_SESSION]) == session:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         finally:
             os.close(pidfd)

@@ -13,9 +13,10 @@ from typing import Any
 
 from dandelion.attached_files import attached
 from dandelion.call_values import FILES, CallValues, arguments, results
-from dandelion.data import ItemSet, Origin, SetSpec, item_set
+from dandelion.data import ItemSet, Origin, SetSpec
 from dandelion.errors import InvalidInput, nearest
 from dandelion.own_modules import OwnModule, OwnModules
+from dandelion.set_values import item_set
 
 from . import wire
 

@@ -270,7 +270,7 @@ class _Zygote:
             return
         if has_ended(self.process.pid, _EXIT_S):
             self._kill_group()
-            code = self.process.wait()
+            code = self._reap()
             self.ended_in_imports = f"its imports ended the process with code {code}"
 
     def take(self, deadline_ns: int) -> Sandbox | None:
@@ -348,9 +348,13 @@ class _Zygote:
             self._control.close()
         self._kill_group()
         self.process.kill()
-        self.process.wait()
+        self._reap()
+
+    def _reap(self) -> int:
+        """Wait for its end; return its code. Afterwards its number may be another process's."""
         if self._watch is not None:
-            self._watch.close()
+            self._watch.close()  # it knows the session by this number
+        return self.process.wait()
 
     def _kill_group(self) -> None:
         """Kill it with all processes that its imports left; none can leave its group."""

@@ -75,10 +75,20 @@ def _pid_of(pidfd: int) -> int | None:
 def _parent_of(pid: int) -> int | None:
     """Return the parent of a process; None if it is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(process_fields(pid)[1])
     except OSError:
         return None
-    return int(fields[1])
+
+
+def process_fields(pid: int) -> list[bytes]:
+    """Return what the kernel tells of a process, from its state on.
+
+    The name before it may be any bytes: each process chooses its own.
+
+    Raises:
+        OSError: it is gone.
+    """
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
 
 
 def has_ended(process: int, timeout_s: float) -> bool:

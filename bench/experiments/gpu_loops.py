@@ -18,9 +18,10 @@ from dandelion.compositions.heat_plate import bundle as heat_plate
 from dandelion.compositions.heat_plate import oracle
 
 import dandelion.blueprint as bp
-from dandelion.data import ItemSet, item_set
+from dandelion.data import ItemSet
 from dandelion.documents import FunctionDocument, gpu_function
 from dandelion.node import Node
+from dandelion.set_values import item_set
 
 from ..experiment import Bench, experiment
 from ..records import Axis, Findings, Panel, Plot, at_most

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dandelion.errors import InternalError
 
@@ -72,14 +73,15 @@ class _Served:
     latency: Samples
     processor_s: float = 0.0
     seconds: float = 0.0
-    errors: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
 
     def row(self, kind: str, callers: int) -> Row:
         count = self.latency.count
         values = self.latency.values()
         values["achieved_per_s"] = count / self.seconds
         values["processor"] = self.processor_s / max(count, 1) * 1e6
-        return Row(kind, str(callers), values, count, self.errors)
+        reasons = ", ".join(f"{times} x {what}" for what, times in sorted(self.errors.items()))
+        return Row(kind, str(callers), values, count, self.errors.total(), reasons)
 
 
 def _measured(bench: Bench, chain: KernelChain) -> list[Row]:
@@ -104,7 +106,7 @@ def _measured(bench: Bench, chain: KernelChain) -> list[Row]:
                 served.processor_s += processor_s(server.pid) - before_s
                 served.latency.ns += load.latency.ns
                 served.seconds += load.seconds
-                served.errors += load.failed
+                served.errors.update(load.errors)
     return [served.row(kind, callers) for (callers, kind), served in found.items()]
 
 

@@ -106,7 +106,7 @@ class _Checker:
     def run(self) -> Iterator[Problem]:
         yield from self.modules()
         yield from self.names()
-        yield from cycle_problems(self.body.buffers)
+        yield from cycle_problems(self.body.buffers, self.body.batch)
         for name, size in self.body.buffers.items():
             where = f"blueprint.buffers.{name}"
             yield from self.size(where, size, smallest=1, largest=MAX_BYTES)

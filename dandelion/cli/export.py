@@ -15,7 +15,7 @@ from dandelion.arrays import Array
 from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments
 from dandelion.cli.sources import load_module
-from dandelion.data import SetSpec, item_set
+from dandelion.data import SetSpec
 from dandelion.documents import RegistrationDocument, content, set_spec
 from dandelion.errors import BackendUnavailable, InvalidInput, nearest
 from dandelion.export.onnx_binding import onnx_module
@@ -30,6 +30,7 @@ from dandelion.export.torch_binding import (
 from dandelion.export.torch_document import ExportedModule, export_module
 from dandelion.node import Node
 from dandelion.progress import progress
+from dandelion.set_values import item_set
 from dandelion.settings import Settings
 
 _BACKENDS = "cuda|hip|opencl"

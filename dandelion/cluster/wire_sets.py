@@ -10,9 +10,10 @@ from dandelion.cluster.call_messages import RegionSize, WireItem, WireSet, WireS
 from dandelion.cluster.exchange import Exchange
 from dandelion.cluster.handshake import BadPeer
 from dandelion.cluster.messages import INLINE_BYTES
-from dandelion.data import Bytes, Item, ItemSet, check_item
+from dandelion.data import Bytes, Item, ItemSet
 from dandelion.driver import InstanceSets
 from dandelion.errors import InvalidInput, TooMany
+from dandelion.set_values import check_item
 
 SHARED_BYTES = 256 * 1024
 """An item of this size is a region of its own, which is sent once for all calls that have it."""

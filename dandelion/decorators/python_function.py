@@ -22,7 +22,7 @@ import msgspec
 from dandelion.attached_files import attached
 from dandelion.call_values import FILES, arguments
 from dandelion.capture import Captured, Roles, capture, place_of
-from dandelion.data import ItemSet, SetSpec, Value, item_set
+from dandelion.data import ItemSet, SetSpec, Value
 from dandelion.dataflow.draft import is_drafting, user_place
 from dandelion.dataflow.dsl import RESULT, FunctionHandle, composition
 from dandelion.dataflow.graph import Declaration
@@ -39,6 +39,7 @@ from dandelion.documents import (
 from dandelion.errors import InvalidFunction, InvalidInput, Problem, nearest
 from dandelion.function import Batching, Limits
 from dandelion.markup import clipped, element, heading, page, table
+from dandelion.set_values import item_set
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 

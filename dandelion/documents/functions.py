@@ -18,10 +18,11 @@ from dandelion.contents import (
     content,
     item_content,
 )
-from dandelion.data import Item, SetSpec, Value, is_json, item_set
+from dandelion.data import Item, SetSpec, Value
 from dandelion.documents.records import CodeDocument, FunctionDocument, SetLike, set_spec
 from dandelion.errors import InvalidInput
 from dandelion.function import Batching, Limits
+from dandelion.set_values import is_json, item_set
 
 if TYPE_CHECKING:
     from dandelion.blueprint import Blueprint
@@ -45,8 +46,8 @@ def python_function(
     """Describe a Python compute function.
 
     It gets one `dandelion.ItemSet` (or None) for each input set, by keyword, and returns a
-    dict from output set to anything that `dandelion.data.item_set` takes; for a single output set
-    the value alone is enough.
+    dict from output set to anything that `dandelion.set_values.item_set` takes; for a single output
+    set the value alone is enough.
 
     Args:
         source: a function (its own source is taken, so it must import what it needs inside its
@@ -133,8 +134,8 @@ def static_contents(
     """Describe fixed input sets.
 
     Args:
-        given: a value of each set, as callers give them; see `dandelion.data.item_set`. Values may
-            be `ItemContent`. Keys are not kept.
+        given: a value of each set, as callers give them; see `dandelion.set_values.item_set`.
+            Values may be `ItemContent`. Keys are not kept.
         sets: declarations, by which Python numbers become arrays.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import msgspec
 
 from dandelion.call_logs import PrintedLine
-from dandelion.data import ItemSet, Origin, check_item, checked
+from dandelion.data import ItemSet, Origin
 from dandelion.driver.records import Capacity, Demand
 from dandelion.errors import (
     BadOutput,
@@ -26,6 +26,7 @@ from dandelion.errors import (
 from dandelion.function import Function, FunctionSpec
 from dandelion.memory import MemoryDomain
 from dandelion.secrets import redact, redacted_text
+from dandelion.set_values import check_item, checked
 from dandelion.trace_context import TraceContext
 
 InstanceSets: TypeAlias = tuple[ItemSet | None, ...]

@@ -1,7 +1,7 @@
 """Reading sets: JSON, MessagePack and raw bytes; `set_encoding` writes them.
 
 A request is ``{"sets": {name: set}, "values": {name: value}}``; `dandelion.frontend.values`
-describes sets, and `dandelion.data.item_set` values. A response is
+describes sets, and `dandelion.set_values.item_set` values. A response is
 ``{"id": ..., "sets": {name: [item, ...] | null}, "types": {name: {"dtype", "shape"}}, "forms":
 {name: form}}``, where ``types`` has the sets that declare a dtype and ``forms`` those that declare
 text or JSON. An item that is an array has its own ``dtype`` and ``shape``; others have neither.
@@ -18,10 +18,11 @@ from typing import Any, TypeAlias
 import msgspec
 
 from dandelion.arrays import Shape
-from dandelion.data import Bytes, Item, ItemSet, Sets, SetSpec, checked, item_set
+from dandelion.data import Bytes, Item, ItemSet, Sets, SetSpec
 from dandelion.errors import InvalidInput, TooMany
 from dandelion.frontend.asgi import clipped, did_you_mean
 from dandelion.frontend.values import check_fields, item_type, set_of
+from dandelion.set_values import checked, item_set
 
 Specs: TypeAlias = Mapping[str, SetSpec]
 SetMap: TypeAlias = dict[str, ItemSet | None]
@@ -128,7 +129,7 @@ def decode_msgpack(body: Bytes, specs: Specs, items_limit: int = ITEMS_LIMIT) ->
 
 
 def _of_values(values: Mapping[Any, Any], specs: Specs, items_limit: int) -> SetMap:
-    """Make sets of plain values, as `dandelion.data.item_set` does for callers in Python."""
+    """Make sets of plain values, as `dandelion.set_values.item_set` does for callers in Python."""
     total = 0
     for name, value in values.items():
         total += len(value) if isinstance(value, list | dict) else 1

@@ -19,11 +19,12 @@ import msgspec
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from dandelion.data import Bytes, Item, checked
+from dandelion.data import Bytes, Item
 from dandelion.errors import InvalidInput, TooMany
 from dandelion.frontend.asgi import clipped
 from dandelion.frontend.body import Body
 from dandelion.frontend.codecs import SetMap, Specs, header_type
+from dandelion.set_values import checked
 
 PIECE_BYTES = 16 * 1024
 TURN_S = 0.002

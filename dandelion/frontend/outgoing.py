@@ -1,9 +1,10 @@
 """Python values as a client sends them.
 
-The client does for a remote node what `dandelion.data.item_set` does in-process, with the same
-values and names of items. Only the node knows the declared types of sets. So arrays are sent with
-their dtype and shape, and plain values (numbers, lists and dicts that JSON can express) as they
-are: by the declaration of the set the node makes an array, one JSON value or several items of them.
+The client does for a remote node what `dandelion.set_values.item_set` does in-process, with the
+same values and names of items. Only the node knows the declared types of sets. So arrays are sent
+with their dtype and shape, and plain values (numbers, lists and dicts that JSON can express) as
+they are: by the declaration of the set the node makes an array, one JSON value or several items of
+them.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from dandelion.data import Item, ItemSet, Value, is_numbers, is_sequence, item_set
+from dandelion.data import Item, ItemSet, Value
 from dandelion.errors import InvalidInput
 from dandelion.frontend.codecs import PackItem
 from dandelion.frontend.values import FIELDS
+from dandelion.set_values import is_numbers, is_sequence, item_set
 
 Outgoing: TypeAlias = Any
 """What `dandelion.frontend.set_encoding.encode_request` takes for a set."""
@@ -89,7 +91,7 @@ def _numbers(value: object) -> object:
 
 
 def outgoing_set(name: str, value: Value) -> Outgoing:
-    """Prepare one set. Accepts the values of `dandelion.data.item_set`, and `Plain`.
+    """Prepare one set. Accepts the values of `dandelion.set_values.item_set`, and `Plain`.
 
     Raises:
         InvalidInput: the value is of a type that cannot be an item.

@@ -31,10 +31,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dandelion.arrays import Shape, bytes_of, checked_type, declared_dtype, dtype_named, name_of
-from dandelion.data import Bytes, Item, ItemSet, SetSpec, checked
+from dandelion.data import Bytes, Item, ItemSet, SetSpec
 from dandelion.errors import InvalidInput
 from dandelion.frontend.asgi import clipped, did_you_mean
 from dandelion.json_values import json_bytes
+from dandelion.set_values import checked
 
 _KINDS: dict[type, str] = {
     str: "a string",

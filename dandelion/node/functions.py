@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 
 from dandelion.catalog import Catalog
-from dandelion.data import Bytes, Item, ItemSet, SetSpec, checked
+from dandelion.data import Bytes, Item, ItemSet, SetSpec
 from dandelion.driver import InstanceSets
 from dandelion.function import (
     CodeObject,
@@ -26,6 +26,7 @@ from dandelion.memory import SharedDomain, Transfers
 from dandelion.memory.context import PAGE_BYTES
 from dandelion.scheduler import Flow
 from dandelion.secrets import SecretStore
+from dandelion.set_values import checked
 
 
 class FunctionStore:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from dandelion.data import ItemSet, Value, item_set
+from dandelion.data import ItemSet, Value
 from dandelion.dispatcher import CompositionPlan
 from dandelion.errors import ContextFull, InvalidInput, nearest
 from dandelion.executors.staging import INLINE_COPY_BYTES
 from dandelion.memory import SharedDomain, Transfers
+from dandelion.set_values import item_set
 
 STAGING_DIVISOR = 8
 """This fraction of the arena, 1/STAGING_DIVISOR, is for inputs of callers that may have to wait."""
@@ -46,9 +47,9 @@ def positional(plan: CompositionPlan, sets: Mapping[str, ItemSet | None]) -> Inp
 
 
 def converted(plan: CompositionPlan, sets: Mapping[str, Value]) -> dict[str, ItemSet | None]:
-    """Make sets of Python values, see `dandelion.data.item_set`; others than the plan's are None.
+    """Make sets of Python values, see `dandelion.set_values.item_set`.
 
-    `positional` refuses these.
+    Sets that the plan does not have are None; `positional` refuses them.
     """
     made: dict[str, ItemSet | None] = {}
     for spec in plan.inputs:

@@ -40,7 +40,7 @@ class Invoking:
         trace_context: CallerSpan = None,
         **sets: Value,
     ) -> Sets:
-        """Invoke a function or composition with Python values; see `dandelion.data.item_set`.
+        """Invoke a function or composition with Python values; see `dandelion.set_values.item_set`.
 
         Args:
             name: what to invoke: a name, or a decorated function or composition.

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import numpy as np
 
-from dandelion.data import FORMS, SetSpec, checked
+from dandelion.data import FORMS, SetSpec
 from dandelion.documents import FunctionDocument, item_content, set_spec
 from dandelion.errors import DandelionError, InvalidFunction, InvalidInput, Problem, nearest
 from dandelion.function import BATCH_CALLS, Limits
+from dandelion.set_values import checked
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 LARGEST = 2**53

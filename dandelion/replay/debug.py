@@ -15,11 +15,12 @@ from typing import Any
 
 from dandelion.attached_files import attached
 from dandelion.call_values import FILES, arguments, read_call_values, results
-from dandelion.data import ItemSet, item_set
+from dandelion.data import ItemSet
 from dandelion.documents import CodeDocument, FunctionDocument, content, item_content, set_spec
 from dandelion.errors import InvalidInput, Unknown, nearest
 from dandelion.own_modules import OwnModule, OwnModules
 from dandelion.recording.records import RecordedCall, RecordedSets, Recording, recorded_set
+from dandelion.set_values import item_set
 
 _FORMAT = "python"
 

@@ -268,7 +268,7 @@ def test_a_node_that_takes_over_makes_a_limited_number_of_tenants(
             except Overloaded as error:
                 ended.append(error.what)
         assert ended == ["one", "one", "tenants", "tenants", "tenants"]
-        assert len(again._parts.spaces.tenants()) == 3
+        assert len(again._spaces.tenants()) == 3
         again.register(function("work"), tenant="own")
 
 
@@ -299,8 +299,7 @@ def test_a_key_whose_copy_was_never_acknowledged_is_free() -> None:
         sets = {"x": ItemSet("x", (Item("a", 0, b"one"),))}
         for stale in (2, 100):
             cluster = Mock(elsewhere=Elsewhere(stale))
-            parts = node._parts
-            access = NodeKept(parts.kept, parts.loop, parts.invoker, cluster)
+            access = NodeKept(node._parts.kept, node._parts.loop, node._invoker, cluster)
             request = KeptRequest(name="work", key=f"key-{stale}")
             work = access.submit(request, sets, tenant="default")
             if stale < 100:

@@ -16,7 +16,7 @@ from dandelion.backends.gpu.conformance import (
 from dandelion.backends.gpu.device import Device
 from dandelion.backends.gpu.driver import GpuDriver
 from dandelion.backends.gpu.host import HostDevice
-from dandelion.backends.opencl import OpenClDevice
+from dandelion.backends.gpu.opencl_device import OpenClDevice
 
 from dandelion.driver import load_driver
 from dandelion.errors import BackendUnavailable

@@ -23,11 +23,12 @@ pytest.importorskip("tinygrad", reason="the extra 'export' is not installed")
 
 import torch
 
-from dandelion.data import ItemSet, item_set
+from dandelion.data import ItemSet
 from dandelion.export.report import relative_error
 from dandelion.export.torch_binding import example_arrays
 from dandelion.function import FunctionSpec
 from dandelion.node import Node, Settings
+from dandelion.set_values import item_set
 from tests import torch_models
 from tests.gpu.exported_cases import Case, exported, module_of, read
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from dandelion.catalog import CompositionRecord
-from dandelion.data import item_set
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
 from dandelion.errors import (
     ApplicationFailed,
@@ -30,6 +29,7 @@ from dandelion.errors import (
 )
 from dandelion.function import FunctionSpec
 from dandelion.node import Node, Settings
+from dandelion.set_values import item_set
 from dandelion.testing import Failures, echo
 from tests.node.served import GateDriver
 

@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from dandelion.cluster import Cluster, ClusterSettings
-from dandelion.data import SetSpec, item_set
+from dandelion.data import SetSpec
 from dandelion.documents import python_function
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
+from dandelion.set_values import item_set
 from dandelion.tokens.file import write_tokens
 
 from .guarded import record, token

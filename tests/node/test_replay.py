@@ -17,7 +17,7 @@ from dandelion.compositions.render_logs.world import serve_world
 
 from dandelion import AsyncClient, Client
 from dandelion.cli.main import main
-from dandelion.data import ItemSet, item_set
+from dandelion.data import ItemSet
 from dandelion.documents import RegistrationDocument, content, python_function
 from dandelion.errors import CapacityError, InvalidInput, NotRecorded, Unknown
 from dandelion.frontend.problem import MissingRight
@@ -27,6 +27,7 @@ from dandelion.recording.compare import Change, differences
 from dandelion.recording.records import Recording, decode_recording
 from dandelion.replay.debug import debug, find_call
 from dandelion.replay.run import replay
+from dandelion.set_values import item_set
 from dandelion.settings import TenantSettings
 from dandelion.tokens import Right
 from dandelion.tokens.file import write_tokens

@@ -15,7 +15,7 @@ import pytest
 
 from dandelion import Client
 from dandelion.activity import ActivityQuery
-from dandelion.data import Item, ItemSet, item_set
+from dandelion.data import Item, ItemSet
 from dandelion.documents import (
     CodeDocument,
     FunctionDocument,
@@ -26,6 +26,7 @@ from dandelion.errors import DandelionError, InvalidFunction, InvalidInput, Secr
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
 from dandelion.recording.records import decode_recording
+from dandelion.set_values import item_set
 from tests.processes import children
 
 SECRET = "S3cret-value-of-the-node"

@@ -117,7 +117,7 @@ def test_the_tree_of_a_composition(gathered: None) -> None:
 
 
 def _set(count: int) -> Any:
-    from dandelion.data import item_set
+    from dandelion.set_values import item_set
 
     return item_set("x", [b"%d" % n for n in range(count)])
 

@@ -14,7 +14,6 @@ from functools import partial
 
 import pytest
 
-from dandelion.data import item_set
 from dandelion.documents import CodeDocument, FunctionDocument
 from dandelion.driver import Call, Capacity, Driver, Engine, Hosting, InstanceSets
 from dandelion.errors import (
@@ -28,6 +27,7 @@ from dandelion.errors import (
 )
 from dandelion.function import FunctionSpec
 from dandelion.node import Node, Settings
+from dandelion.set_values import item_set
 from dandelion.testing import Script, ScriptedDriver, echo, wait_until
 
 ENDLESS = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
 import os
 import textwrap
@@ -10,15 +12,16 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from dandelion.backends.process import import_limits, sandbox_pool
-from dandelion.backends.process.import_limits import ImportLimits
+from dandelion.backends.process import import_limits, sandbox_pool, zygote_messages
+from dandelion.backends.process.import_limits import ImportLimits, ImportWatch
 from dandelion.backends.process.sandbox_pool import ImportFailed, SandboxContent, SandboxPool
 
 from dandelion.testing import wait_until
 
-LIMITS = ImportLimits(wall_s=20.0, memory_bytes=192 << 20, processes=8)
+LIMITS = ImportLimits(wall_s=20.0, memory_bytes=192 << 20, processes=8, threads=32)
 MEMORY = "its imports use more than 192 MiB of memory"
 PROCESSES = "its imports start more than 8 processes"
 
@@ -41,6 +44,23 @@ GREEDY = {
         """,
         MEMORY,
     ),
+    "memory that processes could share": (
+        """
+        import mmap
+        x = mmap.mmap(-1, 256 << 20)
+        for _ in range(256):
+            x.write(bytes(1 << 20))
+        """,
+        MEMORY,
+    ),
+    "memory of a process whose name is no text": (
+        """
+        import ctypes
+        ctypes.CDLL(None).prctl(15, b'\\xff\\xfe', 0, 0, 0)
+        x = b'x' * (256 << 20)
+        """,
+        MEMORY,
+    ),
     "orphans": (
         """
         for _ in range(20):
@@ -50,6 +70,14 @@ GREEDY = {
             os.wait()
         """,
         PROCESSES,
+    ),
+    "threads": (
+        """
+        import threading
+        for _ in range(40):
+            threading.Thread(target=time.sleep, args=(60,)).start()
+        """,
+        "its imports start more than 32 threads",
     ),
     "processes that start processes": (
         """
@@ -111,6 +139,75 @@ def test_imports_that_take_too_long_end_with_a_reason(
 ) -> None:
     monkeypatch.setattr(import_limits, "LIMITS", ImportLimits(wall_s=0.3))
     assert refused(pool, "") == "its imports take more than 0.3 s"
+
+
+@pytest.mark.parametrize("text", ["", "os._exit(3)"])
+def test_the_number_of_a_session_is_taken_as_long_as_it_is_watched(
+    pool: SandboxPool, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    close, codes = ImportWatch.close, []
+
+    def note(watch: ImportWatch) -> None:
+        codes.append(watch._stop.__self__.process.returncode)  # type: ignore[attr-defined]  # a method
+        close(watch)
+
+    monkeypatch.setattr(ImportWatch, "close", note)
+    (Path(pool.content.environment) / "greedy.py").write_text(f"import os\n{text}\n")
+    with contextlib.suppress(ImportFailed):
+        pool.take(time.monotonic_ns() + 30_000_000_000).close()
+    pool.close()
+    assert codes[0] is None
+
+
+def test_limits_hold_after_the_node_had_no_descriptor_left(
+    pool: SandboxPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members, failed = import_limits._members, []
+
+    def fail_once(session: int) -> Iterator[import_limits._Member]:
+        if not failed:
+            failed.append(session)
+            raise OSError(errno.EMFILE, "too many open files")
+        return members(session)
+
+    monkeypatch.setattr(import_limits, "_members", fail_once)
+    assert refused(pool, GREEDY["memory"][0]) == MEMORY
+    assert failed
+
+
+def test_any_name_of_a_process_can_be_read() -> None:
+    name = Path("/proc/self/comm")
+    before = name.read_bytes()
+    name.write_bytes(b"\xff) Z 1 1 1")
+    try:
+        assert zygote_messages._parent_of(os.getpid()) == os.getppid()
+        session = os.getsid(0)
+        assert os.getpid() in sessions([session])
+    finally:
+        name.write_bytes(before)
+
+
+def test_memory_files_of_two_file_systems_may_have_the_same_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = os.stat
+
+    def same_number(path: str) -> SimpleNamespace:
+        real = found(path)
+        fields = {name: getattr(real, name) for name in ("st_mode", "st_nlink", "st_dev")}
+        return SimpleNamespace(**fields, st_blocks=real.st_blocks, st_ino=1)
+
+    own = [import_limits._Member(os.getpid(), os.getppid(), 1)]
+    files = [os.memfd_create("large"), os.open(tmp_path, os.O_TMPFILE | os.O_RDWR)]
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", same_number)
+            before = import_limits._memory_bytes(own)
+            os.write(files[0], bytes(64 << 20))
+            assert import_limits._memory_bytes(own) > before + (48 << 20)
+    finally:
+        for file in files:
+            os.close(file)
 
 
 def test_only_imports_are_limited(pool: SandboxPool, monkeypatch: pytest.MonkeyPatch) -> None:

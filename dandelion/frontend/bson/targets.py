@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from dandelion.data import ItemSet, Sets, SetSpec, checked
+from dandelion.data import ItemSet, Sets, SetSpec
 from dandelion.errors import InvalidInput, TooLarge
 from dandelion.frontend.bson.names import identifier_of, with_registered_names
 from dandelion.frontend.bson.producers import Label, labels_of
 from dandelion.frontend.bson.requests import BsonInvocation, SetRequest
 from dandelion.frontend.service import Service
 from dandelion.function import FunctionSpec, digest_of
+from dandelion.set_values import checked
 
 TARGETS_LIMIT = 1024
 TEXT_LIMIT_BYTES = 16 * 1024

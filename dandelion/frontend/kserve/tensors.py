@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dandelion.arrays import checked_type, text_of
-from dandelion.data import Bytes, Item, ItemSet, SetSpec, checked
+from dandelion.data import Bytes, Item, ItemSet, SetSpec
 from dandelion.errors import InvalidInput, TooMany
 from dandelion.frontend.asgi import clipped, did_you_mean
 from dandelion.frontend.codecs import SetMap, Specs
@@ -34,6 +34,7 @@ from dandelion.frontend.kserve.datatypes import (
     tensor_type,
 )
 from dandelion.frontend.problem import NotAcceptable
+from dandelion.set_values import checked
 
 
 @dataclass(frozen=True, slots=True)
