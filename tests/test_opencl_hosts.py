@@ -8,8 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from dandelion.backends import opencl
 
+from dandelion.backends.gpu import pocl
 from dandelion.confinement.lockdown import landlock_abi
 from dandelion.driver import load_driver
 from dandelion.errors import (
@@ -217,7 +217,7 @@ def test_no_device_says_what_pocl_needs() -> None:
     """PoCL has no device if its user has no cache folder, as a service without a home."""
     bare = SimpleNamespace(get_platforms=list, Error=RuntimeError)
     with pytest.raises(BackendUnavailable) as caught:
-        opencl._devices(bare)
+        pocl.opencl_devices(bare)
     command, _, rest = caught.value.remedy.partition(", and ")
     assert command.startswith("pip install")
     assert "XDG_CACHE_HOME" in rest
