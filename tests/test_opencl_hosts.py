@@ -8,8 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
 from dandelion.backends.gpu import pocl
+
 from dandelion.confinement.lockdown import landlock_abi
 from dandelion.driver import load_driver
 from dandelion.errors import (

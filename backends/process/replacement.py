@@ -3,8 +3,8 @@
 A fork and an exit each take about a millisecond of a core, which a running call may need. So both
 are deferred until no request has come for `QUIET_MS`; a used sandbox waits to be killed instead of
 exiting. When a call finds no ready sandbox, or as many are used as are kept ahead, replacement is
-urgent: each sandbox is replaced as soon as this is requested, and sandboxes do not warm up and exit
-by themselves, until calls pause.
+urgent: each sandbox is replaced as soon as this is requested, and sandboxes exit by themselves,
+until calls pause. A sandbox that a call waits for does not warm up.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ class SandboxReplacement:
         ahead: how many sandboxes are kept ready.
 
     Attributes:
-        urgent: calls wait for sandboxes.
+        urgent: sandboxes are used as fast as they are forked.
+        awaited: a call waits for the next one.
     """
 
     def __init__(self, ahead: int) -> None:
-        self.urgent = False
+        self.urgent = self.awaited = False
         self._ahead = ahead
         self._used: deque[int] = deque()
 
@@ -39,7 +40,7 @@ class SandboxReplacement:
 
     def mark_urgent(self) -> None:
         """Record that a call waits for a sandbox."""
-        self.urgent = True
+        self.urgent = self.awaited = True
 
     def wait_ms(self) -> int | None:
         """Return how many milliseconds to wait for requests before `due`; None if it is idle."""

@@ -155,8 +155,8 @@ class ForkContext:
         mapped_bytes: address space that the interpreter already uses.
         started: shared memory, a byte for each sandbox; 1 once it has sent `Forked`.
         place: index of its byte.
-        urgent: a call waits for it. So it does not warm up, and after its reply it exits instead
-            of waiting to be killed.
+        urgent: after its reply it exits instead of waiting to be killed.
+        awaited: a call waits for it, so it does not warm up.
     """
 
     parent: int
@@ -166,6 +166,7 @@ class ForkContext:
     started: mmap.mmap
     place: int = 0
     urgent: bool = False
+    awaited: bool = False
 
 
 def run_child(context: ForkContext) -> NoReturn:
@@ -192,7 +193,7 @@ def _start(context: ForkContext) -> None:
     os.dup2(printed, 1)
     os.dup2(printed, 2)
     theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if not context.urgent:
+    if not context.awaited:
         warm_up(theirs, ours)
     lockdown.limit_processes()
     lockdown.yield_to_others(False)

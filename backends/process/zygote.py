@@ -242,6 +242,7 @@ class Zygote:
         place = self._context.place = (self._context.place + 1) % len(self._started)
         self._started[place] = 0
         self._context.urgent = self._replacement.urgent
+        self._context.awaited, self._replacement.awaited = self._replacement.awaited, False
         try:
             pid = libc.fork()
         except OSError as error:

@@ -185,6 +185,7 @@ def test_replacement_waits_for_a_pause_until_calls_wait_for_it() -> None:
     for pid in (8, 9):
         replacement.request(pid)
     assert replacement.urgent
+    assert not replacement.awaited  # so what is forked now warms up while other calls run
     for pid in (8, 9):
         assert replacement.wait_ms() == 0
         assert replacement.due() == pid
@@ -198,6 +199,7 @@ def test_replacement_waits_for_a_pause_until_calls_wait_for_it() -> None:
     assert replacement.wait_ms() == QUIET_MS
     replacement.mark_urgent()
     assert replacement.wait_ms() == 0
+    assert replacement.awaited
 
 
 def test_a_call_that_finds_no_sandbox_does_not_wait_for_a_pause(
