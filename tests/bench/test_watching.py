@@ -47,10 +47,10 @@ def test_ratios_are_those_of_blocks_side_by_side() -> None:
 
 
 def test_the_time_of_ended_children_counts() -> None:
-    code = "import time\nend = time.process_time() + 0.05\nwhile time.process_time() < end: pass"
+    code = "import time\nend = time.process_time() + 0.1\nwhile time.process_time() < end: pass"
     before = processor_s(os.getpid())
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert processor_s(os.getpid()) - before >= 0.05
+    assert processor_s(os.getpid()) - before > 0.08  # it is counted in steps of 10 ms
     assert processor_s(2**22 + 1) == 0.0
 
 
