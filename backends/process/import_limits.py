@@ -141,7 +141,7 @@ def _members(session: int) -> Iterator[_Member]:
 
 
 def _fields(pid: int) -> list[bytes]:
-    """Return what the kernel tells of a process, from its state on; empty if it is gone."""
+    """Return the kernel's fields of a process, from its state on; empty if it is gone."""
     try:
         return process_fields(pid)
     except OSError:

@@ -81,7 +81,7 @@ def _parent_of(pid: int) -> int | None:
 
 
 def process_fields(pid: int) -> list[bytes]:
-    """Return what the kernel tells of a process, from its state on.
+    """Return the kernel's fields of a process, from its state on.
 
     The name before it may be any bytes: each process chooses its own.
 
