@@ -188,10 +188,10 @@ class TimedLibrary(Library):
 
     def _trim(self) -> None:
         """Drop what is used least recently."""
-        spare = len(self._known) - _KNOWN
-        if spare > 0:
+        excess = len(self._known) - _KNOWN
+        if excess > 0:
             idle = [k for k, found in self._known.items() if found is None or not found.users]
-            for key in idle[:spare]:
+            for key in idle[:excess]:
                 gone = self._known.pop(key)
                 if gone is not None:
                     gone.close()

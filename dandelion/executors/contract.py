@@ -185,7 +185,7 @@ def begin_call(executor: Executor, call: CallState) -> Call:
     return Call(
         call.id,
         function,
-        function.with_static(run.inputs) if function.static else run.inputs,
+        function.with_static(run.inputs),
         executor.around.arena,
         deadline_ns if deadline_ns < latest_ns else latest_ns,
         limit_s if limit_s < deadline_s else deadline_s,

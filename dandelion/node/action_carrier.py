@@ -85,8 +85,7 @@ class ActionCarrier:
         assert call.engine is not None, "the scheduler chose one"
         executor = self._executors[call.engine.id]
         executor.send(call, action.evict, action.keep)
-        if executor.collects:
-            self.sent_to[executor] = None
+        self._flush_later(executor)
 
     def _plan(self, action: Plan) -> None:
         executor = self._executors[action.engine.id]
