@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import gc
 import os
-import select
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +30,7 @@ from dandelion.function import Function
 from dandelion.memory import SharedDomain
 from dandelion.testing import Failing, Tracked
 from tests.native_functions import MIB, built, call_of, engine_of, first, function, run
+from tests.processes import children_of, gone, kill, opened
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -56,30 +55,11 @@ def works(engine: NativeEngine) -> bool:
     return first(run(engine, echo(), b"1")).bytes() == b"1"
 
 
-def children(pid: int) -> list[int]:
-    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def zygotes() -> list[int]:
     """Zygotes that any thread of this process started: they have no command line any more."""
     tasks = Path("/proc/self/task").iterdir()
     mine = [int(p) for task in tasks for p in (task / "children").read_text().split()]
     return [p for p in mine if not Path(f"/proc/{p}/cmdline").read_bytes()]
-
-
-def gone(pidfds: list[int], timeout_s: float = 20.0) -> bool:
-    """Wait until all of these processes have ended; closes the descriptors."""
-    deadline = time.monotonic() + timeout_s
-    try:
-        for pidfd in pidfds:
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                return False
-        return True
-    finally:
-        for pidfd in pidfds:
-            os.close(pidfd)
 
 
 class Background:
@@ -128,9 +108,8 @@ def test_other_signals_from_outside(engine: NativeEngine, number: signal.Signals
 def test_sandboxes_killed_while_they_wait(engine: NativeEngine) -> None:
     assert works(engine)
     for _ in range(3):
-        waiting = [os.pidfd_open(pid) for pid in children(engine._pool.pid())]
-        for pidfd in waiting:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        waiting = opened(children_of(engine._pool.pid()))
+        kill(waiting)
         assert gone(waiting)
         assert works(engine)
 
@@ -148,7 +127,7 @@ def test_a_zygote_killed_between_calls(engine: NativeEngine) -> None:
     for _ in range(3):
         assert works(engine)
         zygote = engine._pool.pid()
-        waiting = [os.pidfd_open(pid) for pid in children(zygote)]
+        waiting = opened(children_of(zygote))
         os.kill(zygote, signal.SIGKILL)
         assert gone(waiting)
         assert works(engine)
@@ -219,9 +198,9 @@ def test_nothing_is_left_after_ends_of_all_kinds() -> None:
         assert failed == 5 * (len(words) - 2)
         found = zygotes()
         assert len(found) == 1
-        sandboxes = children(found[0])
+        sandboxes = children_of(found[0])
         assert len(sandboxes) <= 6  # those that wait, and one or two that are not reaped yet
-        processes = [os.pidfd_open(p) for p in (*found, *sandboxes)]
+        processes = opened([*found, *sandboxes])
     assert gone(processes)
     assert zygotes() == []
     assert set(os.listdir("/proc/self/fd")) <= descriptors
@@ -257,10 +236,10 @@ def test_nothing_outlives_a_killed_node(stopped: bool) -> None:
     with node:
         assert node.stdout is not None
         assert node.stdout.readline() == b"ready\n"
-        [zygote] = [p for p in children(node.pid) if not Path(f"/proc/{p}/cmdline").read_bytes()]
-        descendants = [zygote, *children(zygote)]
+        [zygote] = [p for p in children_of(node.pid) if not Path(f"/proc/{p}/cmdline").read_bytes()]
+        descendants = [zygote, *children_of(zygote)]
         assert len(descendants) >= 2
-        pidfds = [os.pidfd_open(pid) for pid in descendants]
+        pidfds = opened(descendants)
         if stopped:  # it cannot notice that its control socket closes
             os.kill(zygote, signal.SIGSTOP)
         node.kill()

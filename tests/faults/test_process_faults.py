@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -27,6 +26,7 @@ from dandelion.driver import Call
 from dandelion.errors import DandelionError, EngineDied, TimedOut
 from dandelion.memory import SharedDomain
 from dandelion.testing import Failing, Tracked
+from tests.processes import children_of, gone, kill, opened
 from tests.python_functions import call_of, first, function, process_engine, run
 
 ECHO = function("def f(x):\n    return x\n")
@@ -35,30 +35,11 @@ ROOT = Path(__file__).parent.parent.parent
 ANSWERS_BETWEEN_KILLS = 5
 
 
-def children(pid: int) -> list[int]:
-    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def zygotes() -> list[int]:
     """Zygotes that any thread of this process started."""
     tasks = Path("/proc/self/task").iterdir()
     mine = [int(p) for task in tasks for p in (task / "children").read_text().split()]
     return [p for p in mine if b"process.zygote" in Path(f"/proc/{p}/cmdline").read_bytes()]
-
-
-def gone(pidfds: list[int], timeout_s: float = 20.0) -> bool:
-    """Wait until all of these processes have ended; closes the descriptors."""
-    deadline = time.monotonic() + timeout_s
-    try:
-        for pidfd in pidfds:
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                return False
-        return True
-    finally:
-        for pidfd in pidfds:
-            os.close(pidfd)
 
 
 def pool_of(engine: ProcessEngine) -> SandboxPool:
@@ -109,9 +90,8 @@ def test_a_sandbox_killed_during_its_call(engine: ProcessEngine) -> None:
 def test_sandboxes_killed_while_they_wait(engine: ProcessEngine) -> None:
     run(engine, ECHO, b"")
     for _ in range(3):
-        waiting = [os.pidfd_open(pid) for pid in children(pool_of(engine).pid())]
-        for pidfd in waiting:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        waiting = opened(children_of(pool_of(engine).pid()))
+        kill(waiting)
         assert gone(waiting)
         assert first(run(engine, ECHO, b"1")).bytes() == b"1"
 
@@ -267,11 +247,11 @@ def calls_after_failed_forks(engine: ProcessEngine) -> int:
     os.kill(zygote, signal.SIGSTOP)
     for _ in range(requested):
         home.replace()
-    known = set(children(zygote))
+    known = set(children_of(zygote))
     os.kill(zygote, signal.SIGCONT)
     killed = died = 0
     while killed < 3:
-        for pid in set(children(zygote)) - known:
+        for pid in set(children_of(zygote)) - known:
             known.add(pid)
             os.kill(pid, signal.SIGKILL)
             killed += 1
@@ -304,7 +284,7 @@ def test_a_zygote_killed_between_calls(engine: ProcessEngine) -> None:
         assert first(run(engine, ECHO, b"1")).bytes() == b"1"
         pool = pool_of(engine)
         zygote = pool.pid()
-        waiting = [os.pidfd_open(pid) for pid in children(zygote)]
+        waiting = opened(children_of(zygote))
         os.kill(zygote, signal.SIGKILL)
         assert gone(waiting)
     assert first(run(engine, ECHO, b"1")).bytes() == b"1"
@@ -361,7 +341,7 @@ def test_nothing_is_left_after_failures_of_all_kinds() -> None:
                 except DandelionError:
                     failed += 1
         assert failed >= 2 * 3 * (len(sources) - 2)
-        processes = [os.pidfd_open(p) for z in zygotes() for p in (z, *children(z))]
+        processes = opened(p for z in zygotes() for p in (z, *children_of(z)))
         assert processes
     assert gone(processes)
     assert zygotes() == []
@@ -425,8 +405,7 @@ def test_a_zygote_stopped_as_it_starts_does_not_outlive_the_node(backend: str) -
         try:
             assert select.select([pidfd], [], [], 10)[0]
         finally:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            kill([pidfd])
             os.close(pidfd)
 
 
@@ -435,12 +414,12 @@ def test_nothing_outlives_a_killed_node() -> None:
     with node:
         assert node.stdout is not None
         assert node.stdout.readline() == b"ready\n"
-        zygotes = children(node.pid)
+        zygotes = children_of(node.pid)
         assert len(zygotes) == 2  # one for calls, one for examining sources
-        sandboxes = [pid for zygote in zygotes for pid in children(zygote)]
+        sandboxes = [pid for zygote in zygotes for pid in children_of(zygote)]
         assert len(sandboxes) >= 2
         descendants = [*zygotes, *sandboxes]
-        pidfds = [os.pidfd_open(pid) for pid in descendants]
+        pidfds = opened(descendants)
         node.kill()
         assert gone(pidfds)
 
@@ -456,7 +435,7 @@ def test_not_even_an_import_that_never_ends_outlives_a_killed_node(tmp_path: Pat
         assert node.stdout is not None
         assert node.stdout.readline() == b"ready\n"
         with started.open("w"):  # opens when the import reads
-            pidfds = [os.pidfd_open(pid) for pid in children(node.pid)]
+            pidfds = opened(children_of(node.pid))
         assert len(pidfds) == 3  # of calls without imports, of those with, of sources
         node.kill()
         assert gone(pidfds)
