@@ -278,6 +278,26 @@ def test_raising_shows_the_users_lines_and_output(engine: ProcessEngine) -> None
     assert caught.value.stderr == "about to parse\n"
 
 
+@pytest.mark.parametrize(
+    "method", ["raise RuntimeError('of str')", "return 3", "raise SystemExit(3)", "raise self"]
+)
+def test_an_exception_without_a_text_is_reported(engine: ProcessEngine, method: str) -> None:
+    source = f"""
+class Silent(Exception):
+    def __str__(self):
+        {method}
+
+def f(x):
+    raise Silent
+"""
+    with pytest.raises(
+        Raised, match=r"Silent: \(no text: str\(\) of the exception failed\)"
+    ) as caught:
+        run(engine, function(source))
+    assert "in f" in caught.value.traceback
+    assert first(run(engine, ECHO, b"next")).bytes() == b"next"
+
+
 def test_printing_without_end_is_cut(engine: ProcessEngine) -> None:
     fn = function("def f(x):\n    for _ in range(10**4): print('x' * 99)\n    raise KeyError\n")
     with pytest.raises(Raised) as caught:

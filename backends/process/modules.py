@@ -215,14 +215,17 @@ def _advice(name: str) -> str:
     )
 
 
-def advice(error: BaseException) -> str:
+def advice(error: BaseException, text: str) -> str:
     """Return what to declare, for errors in which Python drops the message of `Closed`.
 
     These are ``from package import part``, where Python reports a missing name, and an encoding
     whose module cannot be imported, which Python reports as unknown.
+
+    Args:
+        error: what the function raised.
+        text: its text; ``str()`` of the error is the user's code, which may raise.
     """
     package, _, part = Closed.refused.rpartition(".")
-    text = str(error)
     if (
         isinstance(error, ImportError)
         and error.name == package

@@ -303,13 +303,13 @@ def _exit_code(error: SystemExit) -> int:
 def _raised(error: BaseException, program: wire.PythonProgram) -> wire.DidRaise:
     kind = type(error).__name__
     try:
-        text = str(error)
-    except Exception:
+        text = str.__str__(str(error))  # it may be an instance of the user's subclass of str
+    except BaseException:  # the user's code may raise anything
         text = "(no text: str() of the exception failed)"
     frames = _frames(error.__traceback__, program)
     if len(frames) > _FRAME_LIMIT:
         frames = frames[: _FRAME_LIMIT // 2] + frames[-_FRAME_LIMIT // 2 :]
-    advice = modules.advice(error)
+    advice = modules.advice(error, text)
     text = f"{text}; {advice}" if advice else text
     shown = f"{kind}: {text}" if text else kind
     return wire.DidRaise(shown.encode("utf-8", "replace").decode()[:_TEXT_LIMIT], frames)
