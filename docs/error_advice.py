@@ -229,8 +229,10 @@ ADVICE = {
     ),
     # --- HTTP and clients
     "Unreachable": Advice(
-        "No node runs at the address, or a firewall is between.",
-        "Start one with `dandelion serve`; check `--url` and `DANDELION_URL`. The exit code is 3.",
+        "No node runs at the address, a firewall is between, the URL has the wrong scheme (`http`, "
+        "`https`), or the node's certificate is not known.",
+        "Start one with `dandelion serve`; check `--url` and `DANDELION_URL`; name the certificate "
+        "with `--ca FILE`. The exit code is 3.",
     ),
     "RequestError": Advice("The request is not valid HTTP.", "See the message."),
     "NoRoute": Advice("The path is wrong.", "`/docs` on the node lists all routes."),

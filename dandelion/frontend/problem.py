@@ -232,6 +232,19 @@ class UnsupportedMedia(RequestError):
         return f"a body of {self.given} is not supported; send {', '.join(self.supported)}"
 
 
+# By a part of the message. The more specific ones are first.
+_UNREACHABLE_HINTS = {
+    "refused": "is a node running there? start one with `dandelion serve`",
+    "doesn't match": "connect to a name of the certificate",
+    "is not valid for": "connect to a name of the certificate",
+    "CERTIFICATE_VERIFY_FAILED": (
+        "name a file with the certificate of its authority: --ca FILE, DANDELION_CA, or tls=FILE"
+    ),
+    "WRONG_VERSION_NUMBER": "if it serves HTTP without TLS, write http://",
+    "RECORD_LAYER_FAILURE": "if it serves HTTP without TLS, write http://",
+}
+
+
 @dataclass(eq=False)
 class Unreachable(DandelionError):
     """A client gets no answer from a node: no server, a broken connection, or silence."""
@@ -241,9 +254,11 @@ class Unreachable(DandelionError):
     status = 503
 
     def __str__(self) -> str:
-        refused = "refused" in self.message
-        hint = "; is a node running there? start one with `dandelion serve`" if refused else ""
-        return f"{self.url}: {self.message}{hint}"
+        hints = (text for part, text in _UNREACHABLE_HINTS.items() if part in self.message)
+        hint = next(hints, "")
+        if "without an answer" in self.message and self.url.startswith("http:"):
+            hint = "if it serves HTTPS, write https://"
+        return f"{self.url}: {self.message}{'; ' if hint else ''}{hint}"
 
 
 class ProblemDocument(msgspec.Struct, frozen=True, omit_defaults=True):
