@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 _PREFIX = "dandelion-kernels-"
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class HostFolders:
@@ -24,9 +25,10 @@ class HostFolders:
     def __init__(self) -> None:
         sweep()
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        while (lock := _locked(self._folder)) is None:
+            self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._lock = lock
         self._folder.chmod(0o711)  # hosts run as another user, and know the name of their own
-        self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._count = 0
 
     def make(self) -> Path:
@@ -57,8 +59,22 @@ def sweep() -> None:
                 _remove_if_left(path)
 
 
+def _locked(folder: Path) -> int | None:
+    """Lock a new folder. None if another broker removes it, which found it without a lock."""
+    try:
+        descriptor = os.open(folder, _FLAGS)
+    except FileNotFoundError:
+        return None
+    with contextlib.suppress(BlockingIOError, FileNotFoundError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), folder.stat()):
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
 def _remove_if_left(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(path, _FLAGS)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(path, ignore_errors=True)
