@@ -281,6 +281,10 @@ def test_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], node: Node) 
         (["{file}:nte"], 1, "did you mean 'net'"),
         (["{file}:net"], 1, "--inputs"),
         (["{file}:net", "--inputs", "float32[?, 4]"], 1, "no fixed shape"),
+        (["{file}:net", "--inputs", "float31[2, 4]"], 1, "did you mean 'float32'"),
+        (["{file}:net", "--inputs", ">f4[2, 4]"], 1, "element types are bool,"),
+        (["{file}:net", "--inputs", "float32[2000000, 2000000, 2000000]"], 1, "--inputs: "),
+        (["{file}:raising"], 1, "line 5, in raising"),
         (["{file}:net", "--inputs", "float32[2, 4]", "--no-check", "-o", "a.txt"], 1, "suffix"),
     ],
 )
@@ -288,7 +292,10 @@ def test_wrong_commands(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str
 ) -> None:
     file = tmp_path / "tiny.py"
-    file.write_text("import torch\nnet = torch.nn.Linear(4, 3).eval()\n")
+    file.write_text(
+        "import torch\nnet = torch.nn.Linear(4, 3).eval()\n\n"
+        "def raising():\n    return {}['weights']\n"
+    )
     assert main(["export", *(a.format(file=file) for a in arguments)]) == code
     assert message in capfd.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["tiny.py"]

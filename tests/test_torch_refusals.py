@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import io
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,6 +153,38 @@ def test_an_error_names_the_operator_and_its_line(
     assert problem.where == f"{__file__}:{line}"
     assert words in problem.message
     assert capfd.readouterr().err == "", "torch prints the graph of what it cannot export"
+
+
+class Averages(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return torch.relu(x).mean((0,))
+
+
+def test_what_torch_logs_is_not_shown() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(InvalidFunction, match="mean"):
+            export_module("no", Averages().eval(), (X.to(torch.uint16),))
+        assert stream.getvalue() == ""
+        logger.error("later")
+        assert stream.getvalue() == "later\n"
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_a_missing_argument_has_no_place_in_the_standard_library() -> None:
+    class Sum(nn.Module):
+        def forward(self, x: Any, y: Any) -> Any:
+            return x + y
+
+    with pytest.raises(InvalidFunction) as caught:
+        export_module("no", Sum().eval(), (X,))
+    problem = caught.value.problems[0]
+    assert problem.where == "Sum"
+    assert "missing a required argument: 'y'" in problem.message
 
 
 def test_all_operators_are_named_at_once() -> None:

@@ -14,7 +14,7 @@ import msgspec
 from dandelion.arrays import Array
 from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments
-from dandelion.cli.sources import load_module
+from dandelion.cli.sources import ProgramFailed, load_module, users_traceback
 from dandelion.data import SetSpec
 from dandelion.documents import RegistrationDocument, content, set_spec
 from dandelion.errors import BackendUnavailable, InvalidInput, nearest
@@ -28,6 +28,7 @@ from dandelion.export.torch_binding import (
     reference_outputs,
 )
 from dandelion.export.torch_document import ExportedModule, export_module
+from dandelion.export.torch_graph import ITEM_BYTES
 from dandelion.node import Node
 from dandelion.progress import progress
 from dandelion.set_values import item_set
@@ -136,19 +137,41 @@ def _python_model(source: str, inputs: Sequence[str]) -> tuple[object, Sequence[
     found = names[name]
     given: Sequence[object] | None = None
     if callable(found) and not is_module(found):
-        found = found()
+        found = _called_function(path, found)
     if isinstance(found, tuple) and len(found) == 2:
         found, given = found
     if inputs:
-        given = example_tensors([_input(text) for text in inputs])
+        given = _examples(inputs)
     if given is None:
         hint = "give --inputs TYPE ..., or return (module, inputs)"
         raise InvalidInput(source, "its inputs are not known", hint)
     return found, tuple(given)
 
 
+def _called_function(path: Path, function: Callable[[], object]) -> object:
+    """Call the user's function that makes the module."""
+    try:
+        return function()
+    except Exception as error:  # whatever the program of the user raises
+        raise ProgramFailed(str(path), users_traceback(error)) from error
+
+
+def _examples(inputs: Sequence[str]) -> Sequence[object]:
+    specs = [_input(text) for text in inputs]
+    try:
+        return example_tensors(specs)
+    except RuntimeError as error:  # torch has no class for memory that is missing
+        reason = str(error).partition("\n")[0]
+        raise InvalidInput("--inputs", f"they cannot be made: {reason}") from None
+
+
 def _input(text: str) -> SetSpec:
     spec = set_spec(f"input: {text}")
+    if spec.dtype is not None and spec.dtype not in ITEM_BYTES:
+        close = nearest(spec.dtype, ITEM_BYTES)
+        types = f"element types are {', '.join(ITEM_BYTES)}"
+        hint = f"did you mean '{close}'?" if close else types
+        raise InvalidInput("--inputs", f"'{text}': no element type '{spec.dtype}'", hint)
     if spec.shape is None or any(size < 1 for size in spec.shape):
         raise InvalidInput("--inputs", f"'{text}' has no fixed shape", "write float32[1, 3, 8, 8]")
     return spec

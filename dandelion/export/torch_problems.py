@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import linecache
+import logging
 import re
+import sysconfig
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -35,10 +37,31 @@ def check_mode(module: Any) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[list[warnings.WarningMessage]]:
-    """Collect torch's warnings, and drop what it prints of a failed export: the error says it."""
-    with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stderr(io.StringIO()):
-        warnings.simplefilter("always")
-        yield caught
+    """Collect torch's warnings, and drop what it prints and logs: the error has the reason."""
+    handlers = list(_handlers())
+    for handler in handlers:
+        handler.addFilter(_nothing)
+    try:
+        with (
+            warnings.catch_warnings(record=True) as caught,
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            warnings.simplefilter("always")
+            yield caught
+    finally:
+        for handler in handlers:
+            handler.removeFilter(_nothing)
+
+
+def _handlers() -> Iterator[logging.Handler]:
+    """All handlers of torch's loggers, some of which have their own."""
+    for name, logger in tuple(logging.root.manager.loggerDict.items()):
+        if name.partition(".")[0] == "torch" and isinstance(logger, logging.Logger):
+            yield from logger.handlers
+
+
+def _nothing(_: logging.LogRecord) -> bool:
+    return False
 
 
 def failure(torch: Any, module: object, error: Exception) -> Problem:
@@ -118,4 +141,5 @@ def line_of(torch: Any, node: Any) -> str:
 
 def _is_own(torch: Any, file: str) -> bool:
     homes = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-    return not file.startswith((*homes, "<"))
+    is_standard = file.startswith(sysconfig.get_path("stdlib")) and "site-packages" not in file
+    return not (is_standard or file.startswith((*homes, "<")))
