@@ -18,6 +18,8 @@ from dandelion.tokens import Right, TokenRecord
 from dandelion.tokens.file import locked, read_tokens, write_tokens
 from dandelion.tokens.records import check_records, digest_of, new_token, right_names
 
+_LONGEST_DAYS = 36500
+
 
 def run(arguments: Arguments, out: Output) -> int:
     """Carry out one of the three verbs."""
@@ -109,7 +111,7 @@ def _rights(text: str) -> tuple[Right, ...]:
 def _expiry(days: float | None) -> datetime | None:
     if days is None:
         return None
-    try:
-        return datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
-    except (OverflowError, ValueError) as error:
-        raise InvalidInput("--expires-days", str(error)) from None
+    if not 0 < days <= _LONGEST_DAYS:
+        hint = f"give a number up to {_LONGEST_DAYS}, or leave it out: the token never expires"
+        raise InvalidInput("--expires-days", f"{days:g} is not a number of days to come", hint)
+    return datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
