@@ -403,6 +403,40 @@ def test_graph_of_a_file(command: Command, tmp_path: Path) -> None:
     assert command("graph", tmp_path / "no.dandelion")[0] == 2
 
 
+PROGRAM = """
+import dandelion as dd
+
+@dd.function
+def shout(text: str) -> str:
+    return text.upper()
+
+@dd.composition
+def once(texts):
+    return {"loud": shout(dd.each(texts))}
+
+@dd.composition
+def again(texts):
+    return {"loud": once(texts)}
+"""
+
+
+def test_graph_of_a_python_file(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "app.py"
+    path.write_text(PROGRAM)
+    code, drawn, _ = command("graph", path, "--name", "once")
+    assert code == 0
+    assert drawn.count("function shout") == 1
+    assert "composition once" in drawn
+    assert "composition again" in command("graph", path, "--name", "again")[1]
+    code, _, error = command("graph", path)
+    assert (code, "once, again" in error) == (1, True)
+    code, _, error = command("graph", path, "--name", "agian")
+    assert (code, "did you mean 'again'" in error) == (1, True)
+    path.write_text(PROGRAM.partition("@dd.composition")[0])
+    code, _, error = command("graph", path)
+    assert (code, "has no composition" in error) == (1, True)
+
+
 def test_the_suffix_says_what_a_graph_is_written_as(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "good.dandelion"
     path.write_text(GOOD)

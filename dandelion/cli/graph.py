@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from dandelion.cli.connection import connect
+from dandelion.cli.loading import load_program
 from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments
+from dandelion.dataflow.language import parse
+from dandelion.errors import InvalidInput
 from dandelion.frontend.graphs import draw_text
 
 SUFFIXES = {
@@ -55,10 +58,28 @@ def _format(target: Path | None, requested: str | None) -> str:
     return meant
 
 
+def _text(path: Path, name: str | None) -> str:
+    """Read the text of a composition; that of a Python file comes from its decorators.
+
+    Raises:
+        ProgramFailed: the Python file cannot be loaded.
+        InvalidInput: it has no composition.
+    """
+    if path.suffix != ".py":
+        return path.read_text("utf-8")
+    document, _ = load_program(path)
+    texts = document.compositions
+    if not texts:
+        hint = "put @dandelion.composition above one"
+        raise InvalidInput(str(path), "the file has no composition", hint)
+    by_name = {one.name: text for text in texts for one in parse(text).compositions}
+    return by_name.get(name or "", "\n".join(texts))
+
+
 def _drawn(arguments: Arguments, format_: str) -> str:
     path = Path(arguments.source)
     if path.is_file():
-        return draw_text(path.read_text("utf-8"), arguments.name, format_, str(path))
+        return draw_text(_text(path, arguments.name), arguments.name, format_, str(path))
     if path.suffix == ".dandelion":
         raise WrongUsage(str(path), "no such file")
     if arguments.name is not None:

@@ -145,7 +145,7 @@ def _views(verbs: argparse._SubParsersAction[VerbParser], remote: VerbParser) ->
 
 
 def _graph(graph: VerbParser) -> None:
-    graph.add_argument("source", metavar="FILE|NAME", help="a *.dandelion file, or a name")
+    graph.add_argument("source", metavar="FILE|NAME", help="a *.dandelion or *.py file, or a name")
     graph.add_argument("--name", help="which composition of the file")
     graph.add_argument("--format", choices=FORMATS, help="default: by the output's suffix, or text")
     graph.add_argument(
