@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import re
 import ssl
 from collections.abc import Mapping
@@ -52,6 +54,8 @@ class ClusterSettings:
         for where, text in (("cluster_listen", self.listen), ("cluster_address", self.address)):
             if text:
                 parsed_address(where, text)
+        named = "cluster_address" if self.address else "cluster_listen"
+        _check_name(named, self.address or self.listen)
         if len(self.store) > STORE_LIMIT:
             raise InvalidInput("cluster_store", f"it has more than {STORE_LIMIT} characters")
         for peer in self.peers:
@@ -97,6 +101,18 @@ def parsed_address(where: str, text: str) -> tuple[str, int]:
     if match is None or int(match[2]) > 65535:
         raise InvalidInput(where, f"'{text[:80]}' is not an address", "write HOST:PORT")
     return match[1].strip("[]"), int(match[2])
+
+
+def _check_name(where: str, text: str) -> None:
+    """Refuse the name of a node that is the address of all networks.
+
+    Raises:
+        InvalidInput: it is.
+    """
+    with contextlib.suppress(ValueError):  # a host's name
+        if ipaddress.ip_address(parsed_address(where, text)[0]).is_unspecified:
+            hint = "give the address at which others reach this node as cluster_address"
+            raise InvalidInput(where, f"'{text}' is the address of no single node", hint)
 
 
 def cluster_settings(settings: Settings) -> ClusterSettings | None:

@@ -154,6 +154,23 @@ def test_settings(tmp_path: Path) -> None:
         wait_until(lambda: node.cluster().majority)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("listen", "address", "setting"),
+    [
+        ("0.0.0.0:7077", "", "cluster_listen"),
+        ("[::]:7077", "", "cluster_listen"),
+        ("127.0.0.1:0", "0.0.0.0:7077", "cluster_address"),
+    ],
+)
+def test_a_name_that_others_cannot_reach_is_refused(
+    listen: str, address: str, setting: str
+) -> None:
+    with pytest.raises(InvalidInput, match="no single node") as caught:
+        ClusterSettings(listen, SECRET, address)
+    assert caught.value.where == setting
+    ClusterSettings(listen, SECRET, "node.example.org:7077")
+
+
 def test_nodes_with_other_voters_do_not_mix() -> None:
     first, second = free_addresses(2)
     one = Cluster(ClusterSettings(first, SECRET, peers=(first,)))
