@@ -487,6 +487,38 @@ def a_loop(x: Any) -> Any:
     return [item for item in x]  # noqa: C416
 
 
+@fault("no-value", "if not access(token=x):")
+def a_condition_on_an_application(x: Any) -> Any:
+    if not access(token=x):
+        return x
+    return access(token=x)
+
+
+@fault("no-value", "for item in access(token=x)")
+def a_loop_over_an_application(x: Any) -> Any:
+    return [item for item in access(token=x)]  # noqa: C416
+
+
+@fault("no-value", "one, two = access(token=x)")
+def an_application_taken_apart(x: Any) -> Any:
+    one, two = access(token=x)
+    return {"one": one, "two": two}
+
+
+@fault("no-value", 'if x == "yes":')
+def a_set_compared(x: Any) -> Any:
+    if x == "yes":
+        return access(token=x)
+    return x
+
+
+@fault("no-value", "if access(token=x) != 3:")
+def an_application_compared(x: Any) -> Any:
+    if access(token=x) != 3:
+        return access(token=x)
+    return x
+
+
 @fault("two-shardings", "each(keyed(x))")
 def two_shardings(x: Any) -> Any:
     return render(pages=each(keyed(x)))

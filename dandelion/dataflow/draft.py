@@ -57,6 +57,21 @@ _OWN = {
 _current: ContextVar[Draft | None] = ContextVar("draft", default=None)
 
 
+COMPARED = (bool, int, float, str, bytes)
+"""Types of values with which users may try to compare a handle."""
+
+
+def refuse_value(what: str) -> NoReturn:
+    """Refuse that a handle is tested or compared."""
+    refuse("no-value", f"{what} has no value while the composition is described")
+
+
+def refuse_items(what: str) -> NoReturn:
+    """Refuse that a handle is iterated over."""
+    hint = "bind it with each(...) to have an instance for each item"
+    refuse("no-value", f"{what} has no items while the composition is described; {hint}")
+
+
 class SetHandle:
     """A set of a composition that is being described: an input, or an output of an application."""
 
@@ -72,11 +87,17 @@ class SetHandle:
         return f"<set {of}{self.name}>"
 
     def __bool__(self) -> bool:
-        refuse("no-value", "a set has no value while the composition is described")
+        refuse_value("a set")
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, COMPARED):
+            refuse_value("a set")
+        return self is other
+
+    __hash__ = object.__hash__
 
     def __iter__(self) -> Iterator[SetHandle]:
-        hint = "bind it with each(...) to have an instance for each item"
-        refuse("no-value", f"a set has no items while the composition is described; {hint}")
+        refuse_items("a set")
 
 
 @dataclass(slots=True, eq=False)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn, TypeAlias
 
 from dandelion.data import next_name
 from dandelion.dataflow.draft import (
+    COMPARED,
     Draft,
     DraftApplication,
     SetHandle,
     python_line,
     refuse,
+    refuse_items,
+    refuse_value,
     user_place,
 )
 from dandelion.dataflow.excerpt import with_excerpts
@@ -64,6 +67,19 @@ class ApplicationHandle:
         if name not in application.outputs:
             application.outputs[name] = SetHandle(self._draft, name, application)
         return application.outputs[name]
+
+    def __bool__(self) -> bool:
+        refuse_value("an application")
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, COMPARED):
+            refuse_value("an application")
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def __iter__(self) -> Iterator[SetHandle]:
+        refuse_items("an application")
 
     def repeat(
         self,
