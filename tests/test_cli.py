@@ -130,6 +130,8 @@ def test_what_can_be_registered(remote: Command, tmp_path: Path, kind: str) -> N
         ("x.py", "def document(): return 3", 1, "returned a int"),
         ("x.py", "def", 1, "cannot be loaded"),
         ("x.py", "import no_such_module_here", 1, "cannot be loaded"),
+        ("x.py", "import sys\nsys.exit(3)", 1, "line 2"),
+        ("x.py", "import sys\nsys.exit('bye')", 1, "bye"),
         ("x.json", '{"functions": [{"name": 3}]}', 1, "functions[0].name"),
         ("x.json", "{", 1, "body"),
         ("x.dandelion", BAD, 1, "did you mean 'echo'"),

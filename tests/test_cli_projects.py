@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -13,9 +14,12 @@ from pathlib import Path
 import pytest
 
 from dandelion import Client
+from dandelion.cli import loading
 from dandelion.cli.loading import load_program
 from dandelion.cli.main import main
 from dandelion.cli.sources import ProgramFailed, read_sources
+from dandelion.documents import RegistrationDocument
+from dandelion.errors import from_record
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
 
@@ -106,6 +110,17 @@ def test_a_file_that_cannot_be_loaded(app: Path, text: str, said: str) -> None:
         load_program(app)
     assert said in str(caught.value)
     assert str(app) in caught.value.files
+
+
+def test_a_file_that_cannot_be_read_is_named(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(_: object) -> RegistrationDocument:
+        raise PermissionError(errno.EACCES, "Permission denied", str(app))
+
+    monkeypatch.setattr(loading, "read_sources", denied)
+    loaded = loading._load(app.parent)
+    assert loaded.error is not None
+    found = str(from_record(loaded.error))
+    assert found == f"{app.parent} cannot be loaded: {app}: Permission denied"
 
 
 def test_register_shows_only_lines_of_the_user(command: Command, app: Path) -> None:

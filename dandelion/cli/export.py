@@ -152,7 +152,7 @@ def _called_function(path: Path, function: Callable[[], object]) -> object:
     """Call the user's function that makes the module."""
     try:
         return function()
-    except Exception as error:  # whatever the program of the user raises
+    except (Exception, SystemExit) as error:  # whatever the program of the user raises
         raise ProgramFailed(str(path), users_traceback(error)) from error
 
 

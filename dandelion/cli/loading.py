@@ -79,6 +79,9 @@ def _load(path: Path) -> Loaded:
         document = read_sources([path])
     except DandelionError as error:
         return Loaded(files=_user_files(path), error=error.record())
+    except OSError as error:  # of reading; what the user's program raises is a `ProgramFailed`
+        record = ProgramFailed(str(path), f"{error.filename}: {error.strerror}").record()
+        return Loaded(error=record)
     except BaseException as error:  # such as SystemExit
         record = ProgramFailed(str(path), users_traceback(error)).record()
         return Loaded(files=_user_files(path), error=record)

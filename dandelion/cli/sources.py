@@ -131,7 +131,7 @@ def load_module(name: str, path: Path) -> ModuleType:
         return executed(name, path)
     except DandelionError:
         raise
-    except Exception as error:  # whatever the program of the user raises
+    except (Exception, SystemExit) as error:  # whatever the program of the user raises
         raise ProgramFailed(str(path), users_traceback(error)) from error
 
 
