@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments, make_parser
 from dandelion.errors import DandelionError
-from dandelion.frontend.problem import Unreachable
+from dandelion.frontend.problem import Unauthenticated, Unreachable
 
 DONE, FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -52,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DandelionError as error:
         if parsed.debug:
             traceback.print_exc()
+        if isinstance(error, Unauthenticated):
+            error.add_note("a command sends DANDELION_TOKEN, or that of --token @FILE")
         out.error(error)
         return _code_of(error)
     except KeyboardInterrupt:

@@ -128,7 +128,9 @@ def test_the_command_line_takes_a_token(
     words = ["ls", "functions", "--url", f"http://127.0.0.1:{served.port}"]
     monkeypatch.delenv("DANDELION_TOKEN", raising=False)
     assert main(words) == 1
-    assert b"no valid token" in capfdbinary.readouterr().err
+    error = capfdbinary.readouterr().err
+    assert b"no valid token" in error
+    assert b"DANDELION_TOKEN" in error
     file = tmp_path / "token"
     file.write_text(token("acme") + "\n")
     for given in (token("acme"), f"@{file}"):
