@@ -131,9 +131,13 @@ class EngineProcess:
                 reasons.append(error)
                 continue
             assert isinstance(engine, Engine), "only synchronous engines live in a process"
-            self._planner = driver.planner()
-            self._confine(factory, engine)
-            self._greet(driver, engine, chosen, resources)
+            try:
+                self._planner = driver.planner()
+                self._confine(factory, engine)
+                self._greet(driver, engine, chosen, resources)
+            except BaseException:  # such as the end of the node
+                engine.close()
+                raise
             return engine
         if len(reasons) == 1:
             raise reasons[0]
