@@ -153,6 +153,10 @@ class KeptCopies:
         found = self._journals.get(journal)
         return [] if found is None else list(found.ids)
 
+    def is_empty(self, journal: str) -> bool:
+        """Whether nothing of a journal is here."""
+        return journal not in self._journals
+
     def journals(self) -> Iterator[tuple[str, Ballot]]:
         """Yield the journals that have records, with the ballots of their holders."""
         for journal in list(self._journals):

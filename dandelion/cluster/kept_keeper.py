@@ -191,12 +191,12 @@ class KeptKeeper:
     async def _greet(self, name: str, link: OutLink) -> None:
         try:
             content, _ = await link.questions.ask(encode_kept(AskLife()))
-            self._lives[name] = f"{name}#{decode_answer(content, Life).life}"
+            life = self._lives[name] = f"{name}#{decode_answer(content, Life).life}"
         except (DandelionError, BadPeer) as error:
             log.warning("node %s: %s", name, error)
             return
         if name in self._voters and self._journals is not None:
-            await self._journals.followers.follow_up(name, link)
+            await self._journals.followers.follow_up(name, life, link)
 
     def unlinked(self, name: str, link: OutLink) -> None:
         """A link to another node has ended."""
