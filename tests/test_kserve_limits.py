@@ -45,7 +45,7 @@ def test_an_element_whose_length_has_no_form_is_refused() -> None:
 def test_a_message_that_grpc_cannot_express_is_refused(datatype: str, sizes: list[int]) -> None:
     outputs = [OutputTensor(f"y{size}", datatype, (size,), [bytes_of_size(size)]) for size in sizes]
     result = InferenceResult(Model("m", 1, None, "function", {}, {}, ()), "id", outputs, {})
-    with pytest.raises(TooLarge, match="response: .* request it over HTTP"):
+    with pytest.raises(TooLarge, match=r"response: .* request it over HTTP"):
         write_infer(result, "")
 
 

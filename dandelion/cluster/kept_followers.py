@@ -256,7 +256,7 @@ class Followers:
             return None
         full = await self._give(link, journal, ballot, wanted)
         if wanted.left and full is None:
-            full = CopiesFull(follower.name, 0, 0, 0)
+            full = CopiesFull(follower.name)
         if full is None and follower.left.pop(journal, "") is None and not follower.left:
             log.info("node %s has all copies again", follower.name)
         return full
