@@ -120,6 +120,7 @@ class _Follower:
     Attributes:
         left: journals of which it has left something out.
         offer_s: when these are offered again, by the loop's clock.
+        slow: its queue was too long, and has not been empty since.
     """
 
     name: str
@@ -128,6 +129,7 @@ class _Follower:
     more: asyncio.Event = field(default_factory=asyncio.Event)
     left: dict[str, None] = field(default_factory=dict)
     offer_s: float = 0.0
+    slow: bool = False
 
 
 class Followers:
@@ -157,7 +159,9 @@ class Followers:
             size_bytes = sum([one.size_bytes for one in follower.queue])
             is_large = size_bytes > QUEUE_BYTES and len(follower.queue) > 1
             if len(follower.queue) > QUEUE_LIMIT or is_large:
-                log.warning("node %s is slow to take copies of invocations", name)
+                if not follower.slow:
+                    log.warning("node %s is slow to take copies of invocations", name)
+                follower.slow = True
                 follower.queue = deque(self._holder.missing(name))
 
     def unlinked(self, name: str, link: OutLink) -> None:
@@ -211,6 +215,9 @@ class Followers:
 
     async def _wait(self, follower: _Follower) -> None:
         """Wait until there is something to send, or to offer again."""
+        if follower.slow:
+            log.info("node %s takes copies of invocations in time again", follower.name)
+            follower.slow = False
         follower.more.clear()
         limit_s = follower.offer_s if follower.left else None
         with contextlib.suppress(TimeoutError):

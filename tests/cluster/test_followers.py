@@ -12,6 +12,8 @@ from dandelion.asynchronous.store import Part, Put
 from dandelion.cluster import kept_followers, kept_journals
 from dandelion.cluster.kept_copies import CopyLimits
 from dandelion.cluster.kept_messages import AskLife, Offer, Write, decode_asked
+from dandelion.cluster.questions import Answer
+from dandelion.data import Bytes
 from tests.cluster.keepers import PlayedLink, PlayedNode, drop, id_of, linked, put, record, until
 
 
@@ -29,6 +31,37 @@ def test_one_large_invocation_does_not_make_a_voter_slow(
 
     asyncio.run(run())
     assert "is slow" not in caplog.text
+
+
+def test_a_voter_is_reported_once_each_time_it_becomes_slow(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kept_followers, "QUEUE_LIMIT", 2)
+
+    async def run() -> None:
+        async with linked(None, None, None) as (a, b, c):
+            await a.write(put(0))
+            await until(lambda: a.ids == c.stored)
+            answer = c.answer
+            for times in (1, 2):
+                answering = asyncio.Event()
+
+                async def slow(
+                    peer: str, content: bytes, data: Bytes, answering: asyncio.Event = answering
+                ) -> Answer:
+                    await answering.wait()
+                    return await answer(peer, content, data)
+
+                monkeypatch.setattr(c, "answer", slow)
+                for number in range(9):
+                    await a.write(put(10 * times + number))
+                answering.set()
+                await until(lambda: a.ids == b.ids == c.stored)
+                await until(lambda times=times: caplog.text.count("c:1 takes copies") == times)
+                assert caplog.text.count("c:1 is slow") == times
+
+    with caplog.at_level("INFO"):
+        asyncio.run(run())
 
 
 def test_what_a_full_voter_left_out_counts_when_it_is_taken_later(
