@@ -2,10 +2,10 @@
 
 Each voter that a link leads to is *followed up* by a task: first it is offered all that the
 journals of this node have, then it gets every entry in order, one at a time. A journal that it has
-already stored up to the last entry, since its start, is not offered again at a new link; it is only
-asked whether another node holds it now. So a new link costs what has changed. A voter that keeps as
-many copies as it may leaves some out; the journals of these are offered to it again from time to
-time, until it has room for all.
+already stored up to the last entry, since its start, is not offered again at a new link: a write
+without content finds out whether another node holds it now. So a new link costs what has changed.
+A voter that keeps as many copies as it may leaves some out; the journals of these are offered to it
+again from time to time, until it has room for all.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from dandelion.asynchronous.records import KeptState
 from dandelion.asynchronous.store import Part, Put
 from dandelion.cluster import kept_followers, kept_journals
 from dandelion.cluster.kept_copies import CopyLimits
-from dandelion.cluster.kept_messages import AskLife, Offer, Write, decode_asked
+from dandelion.cluster.kept_messages import AskLife, Offer, Write, decode_question
 from dandelion.cluster.questions import Answer
 from dandelion.data import Bytes
 from tests.cluster.keepers import PlayedLink, PlayedNode, drop, id_of, linked, put, record, until
@@ -133,7 +133,7 @@ def unlinked(a: PlayedNode, b: PlayedNode) -> None:
 
 
 def offers(link: PlayedLink) -> list[Offer]:
-    asked = [decode_asked(content) for content in link.asked]
+    asked = [decode_question(content) for content in link.asked]
     return [one for one in asked if isinstance(one, Offer)]
 
 
@@ -152,7 +152,7 @@ def test_a_new_link_costs_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> N
         await until(lambda: all(journals.is_up_to_date(one, "b:1") for one in journals.held))
         assert len(journals.held) == 10, "the third voter may have copies of all journals"
         link = await relinked(a, b)
-        asked = [decode_asked(content) for content in link.asked]
+        asked = [decode_question(content) for content in link.asked]
         assert isinstance(asked.pop(0), AskLife)
         assert all(isinstance(one, Write) and not one.steps for one in asked), asked
         assert len(asked) == 2, "only journals with invocations may be taken over"
