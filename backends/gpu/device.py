@@ -378,8 +378,7 @@ def prepare_steps(
     """
     prepared: list[Handle] = []
     try:
-        for step in steps:
-            prepared.append(_prepared(device, step, modules, constants))
+        prepared.extend(_prepared(device, step, modules, constants) for step in steps)
     except BaseException:
         device.discard(prepared, None)
         raise
