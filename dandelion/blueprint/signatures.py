@@ -15,8 +15,8 @@ from dandelion.blueprint.records import Access
 HEADER = "dandelion.h"
 """The header of portable sources, with the macros that every device defines."""
 
-# A literal without an end goes on to the end of its line, as compilers read it. It is possessive and
-# needs no closing quote: otherwise a text of escaped quotes takes hours to read.
+# A literal without an end goes on to the end of its line, as compilers read it. It is possessive
+# and needs no closing quote: otherwise a text of escaped quotes takes hours to read.
 _COMMENT = re.compile(
     r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*+"?|'(?:\\.|[^'\\\n])*+'?""", re.DOTALL
 )
