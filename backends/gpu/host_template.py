@@ -214,7 +214,8 @@ class HostChild:
     def kill(self) -> None:
         """Have it end, without waiting."""
         if self._code is None:
-            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # without its parent another one reaps it
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
 
 def default_command() -> tuple[str, ...]:
