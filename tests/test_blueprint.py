@@ -491,6 +491,13 @@ def test_products_of_many_factors_are_refused_at_once() -> None:
     assert plan(read, {"x": 8}, lambda name, index: 0).launches == 0
 
 
+@pytest.mark.parametrize("index", ["w0", -1, 1.5, slice(2)])
+def test_the_builder_refuses_parts_of_buffers_that_are_not_integers(index: Any) -> None:
+    b = bp.Blueprint(inputs=["x"])
+    with pytest.raises(InvalidInput, match="'x' has no part"):
+        b.x[index]
+
+
 def test_the_builder_refuses_unknown_buffers() -> None:
     b = bp.Blueprint(inputs=["image"], modules=["m.c"])
     with pytest.raises(AttributeError, match="image"):
