@@ -61,7 +61,7 @@ def test_nothing_is_left_of_a_zygote_that_cannot_be_started(
                 patch.setattr(where, name, fail)
                 pool.take(time.monotonic_ns() + DEADLINE_S * 10**9)
             assert str(error) in str(caught.value)
-            assert children() == processes
+            assert children() <= processes
             assert set(os.listdir("/proc/self/fd")) <= descriptors
         finally:
             gc.enable()
