@@ -21,7 +21,14 @@ help:
 
 setup: $(VENV)/.complete
 
-# The path of the checkout in place of pip's finder of its modules: each interpreter starts 14 ms sooner.
+# The path of the checkout in place of pip's finder of its modules: an interpreter starts 10 ms sooner, one that imports
+# dandelion 1 ms. setuptools would write the same with editable_mode=compat, but is going to refuse that mode.
+define install
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(1)]'
+	@for finder in $(VENV)/lib/python3*/site-packages/__editable__.dandelion_engine-*.pth; do \
+		echo "$(CURDIR)" > "$$finder"; done
+endef
+
 $(VENV)/.complete: pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: apt install python3 python3-venv"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -29,9 +36,7 @@ $(VENV)/.complete: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ echo "venv is missing: apt install python3-venv"; exit 1; }
 	@echo "Installing into $(VENV), once (about a minute) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
-	@for finder in $(VENV)/lib/python3*/site-packages/__editable__.dandelion_engine-*.pth; do \
-		echo "$(CURDIR)" > "$$finder"; done
+	$(call install,$(EXTRAS))
 	@touch $@
 
 demo: setup
@@ -56,7 +61,7 @@ bench: setup
 	$(BIN)/python -m dandelion bench run dispatcher data sandbox
 
 gpu: setup
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda]'
+	$(call install,cuda)
 	$(BIN)/python -m pytest -k 'cuda or gpu' tests/gpu tests/conformance/test_device.py \
 		tests/test_gpu_engine.py
 	$(BIN)/dandelion bench run gpu

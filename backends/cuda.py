@@ -88,95 +88,113 @@ def _import(name: str) -> Any:  # the binding's names are only known once it is 
         raise BackendUnavailable("cuda", f"cuda.bindings: {error}", _REMEDY) from None
 
 
-def _calls(cu: Any) -> Calls:
-    device_key = cu.CUdevice_attribute
-    kernel_key = cu.CUfunction_attribute
-    jit_key = cu.CUjit_option
+class _Adapted:
+    """Functions of the driver interface whose arguments or answers differ from those of `Calls`."""
 
-    def describe(error: Any) -> str:
-        name, text = cu.cuGetErrorName(error), cu.cuGetErrorString(error)
+    def __init__(self, cu: Any) -> None:
+        self._cu = cu
+        flags = cu.CUmemAccess_flags
+        self._protections = {
+            Protection.NONE: flags.CU_MEM_ACCESS_FLAGS_PROT_NONE,
+            Protection.READ: flags.CU_MEM_ACCESS_FLAGS_PROT_READ,
+            Protection.WRITE: flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        }
+
+    def describe(self, error: Any) -> str:
+        name, text = self._cu.cuGetErrorName(error), self._cu.cuGetErrorString(error)
         if name[0] or text[0]:
             return f"error {int(error)}"
         return f"{name[1].decode()} ({text[1].decode()})"
 
-    def device_name(ordinal: int) -> tuple[Any, ...]:
-        error, name = cu.cuDeviceGetName(256, ordinal)
+    def device_name(self, ordinal: int) -> tuple[Any, ...]:
+        error, name = self._cu.cuDeviceGetName(256, ordinal)
         return (error,) if error else (error, name.partition(b"\0")[0].decode())
 
-    def archs(ordinal: int) -> tuple[Any, ...]:
-        key = device_key.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
-        error, major = cu.cuDeviceGetAttribute(key, ordinal)
+    def archs(self, ordinal: int) -> tuple[Any, ...]:
+        keys = self._cu.CUdevice_attribute
+        key = keys.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+        error, major = self._cu.cuDeviceGetAttribute(key, ordinal)
         if error:
             return (error,)
-        key = device_key.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
-        error, minor = cu.cuDeviceGetAttribute(key, ordinal)
+        key = keys.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
+        error, minor = self._cu.cuDeviceGetAttribute(key, ordinal)
         return (error,) if error else (error, _archs(int(major), int(minor)))
 
-    def retain(ordinal: int) -> tuple[Any, ...]:
-        error, context = cu.cuDevicePrimaryCtxRetain(ordinal)
+    def retain(self, ordinal: int) -> tuple[Any, ...]:
+        error, context = self._cu.cuDevicePrimaryCtxRetain(ordinal)
         if not error:
-            (error,) = cu.cuCtxSetCurrent(context)
+            (error,) = self._cu.cuCtxSetCurrent(context)
             if error:
-                cu.cuDevicePrimaryCtxRelease(ordinal)
+                self._cu.cuDevicePrimaryCtxRelease(ordinal)
         return (error,)
 
-    def load_module(data: bytes) -> tuple[Any, ...]:
+    def load_module(self, data: bytes) -> Any:
         log = bytearray(_LOG_BYTES)
-        keys = [jit_key.CU_JIT_ERROR_LOG_BUFFER, jit_key.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
-        answer = cu.cuModuleLoadDataEx(data, 2, keys, [log, _LOG_BYTES])
+        keys = self._cu.CUjit_option
+        buffer, size = keys.CU_JIT_ERROR_LOG_BUFFER, keys.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES
+        answer = self._cu.cuModuleLoadDataEx(data, 2, [buffer, size], [log, _LOG_BYTES])
         if answer[0]:
             return answer[0], bytes(log).rstrip(b"\0").decode(errors="replace")
-        return answer  # type: ignore[no-any-return]  # a foreign function
+        return answer
 
-    def memory_of(ordinal: int) -> Any:
-        wanted = cu.CUmemAllocationProp()
-        wanted.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        wanted.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    def granularity(self, ordinal: int) -> Any:
+        kinds = self._cu.CUmemAllocationGranularity_flags
+        smallest = kinds.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        return self._cu.cuMemGetAllocationGranularity(self._memory_of(ordinal), smallest)
+
+    def create(self, size: int, ordinal: int) -> Any:
+        return self._cu.cuMemCreate(size, self._memory_of(ordinal), 0)
+
+    def _memory_of(self, ordinal: int) -> Any:
+        wanted = self._cu.CUmemAllocationProp()
+        wanted.type = self._cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        wanted.location.type = self._cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         wanted.location.id = ordinal
         return wanted
 
-    protections = {
-        Protection.NONE: cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE,
-        Protection.READ: cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ,
-        Protection.WRITE: cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-    }
-
-    def protect(address: Any, size: int, ordinal: int, protection: Protection) -> tuple[Any, ...]:
-        wanted = cu.CUmemAccessDesc()
-        wanted.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    def protect(self, address: Any, size: int, ordinal: int, protection: Protection) -> Any:
+        wanted = self._cu.CUmemAccessDesc()
+        wanted.location.type = self._cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         wanted.location.id = ordinal
-        wanted.flags = protections[protection]
-        return cu.cuMemSetAccess(address, size, [wanted], 1)  # type: ignore[no-any-return]
+        wanted.flags = self._protections[protection]
+        return self._cu.cuMemSetAccess(address, size, [wanted], 1)
 
-    smallest = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+
+def _attributes(cu: Any) -> Attributes:
+    device, kernel = cu.CUdevice_attribute, cu.CUfunction_attribute
+    return Attributes(
+        compute_units=device.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+        unit_threads=device.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR,
+        block_threads=device.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+        grid=(
+            device.CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X,
+            device.CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y,
+            device.CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z,
+        ),
+        shared_bytes=device.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK,
+        shared_most_bytes=device.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+        virtual_memory=device.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+        kernel_threads=kernel.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+        kernel_shared_bytes=kernel.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+        kernel_dynamic_bytes=kernel.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+    )
+
+
+def _calls(cu: Any) -> Calls:
+    adapted = _Adapted(cu)
     relaxed = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     return Calls(
         initialize=cu.cuInit,
         count=cu.cuDeviceGetCount,
-        device_name=device_name,
+        device_name=adapted.device_name,
         total_memory=cu.cuDeviceTotalMem,
-        archs=archs,
+        archs=adapted.archs,
         device_attribute=cu.cuDeviceGetAttribute,
         memory_info=cu.cuMemGetInfo,
-        attributes=Attributes(
-            compute_units=device_key.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-            unit_threads=device_key.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR,
-            block_threads=device_key.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
-            grid=(
-                device_key.CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X,
-                device_key.CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y,
-                device_key.CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z,
-            ),
-            shared_bytes=device_key.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK,
-            shared_most_bytes=device_key.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
-            virtual_memory=device_key.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
-            kernel_threads=kernel_key.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
-            kernel_shared_bytes=kernel_key.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
-            kernel_dynamic_bytes=kernel_key.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-        ),
-        describe=describe,
+        attributes=_attributes(cu),
+        describe=adapted.describe,
         version=cu.cuDriverGetVersion,
-        retain=retain,
+        retain=adapted.retain,
         release=cu.cuDevicePrimaryCtxRelease,
         set_heap_limit=lambda size: cu.cuCtxSetLimit(cu.CUlimit.CU_LIMIT_MALLOC_HEAP_SIZE, size),
         set_print_limit=lambda size: cu.cuCtxSetLimit(cu.CUlimit.CU_LIMIT_PRINTF_FIFO_SIZE, size),
@@ -189,15 +207,15 @@ def _calls(cu: Any) -> Calls:
         copy_out=cu.cuMemcpyDtoHAsync,
         copy_within=cu.cuMemcpyDtoDAsync,
         fill=cu.cuMemsetD8Async,
-        granularity=lambda ordinal: cu.cuMemGetAllocationGranularity(memory_of(ordinal), smallest),
+        granularity=adapted.granularity,
         reserve=lambda size: cu.cuMemAddressReserve(size, 0, 0, 0),
         unreserve=cu.cuMemAddressFree,
-        create=lambda size, ordinal: cu.cuMemCreate(size, memory_of(ordinal), 0),
+        create=adapted.create,
         destroy=cu.cuMemRelease,
         map=lambda address, size, memory: cu.cuMemMap(address, size, 0, memory, 0),
         unmap=cu.cuMemUnmap,
-        protect=protect,
-        load_module=load_module,
+        protect=adapted.protect,
+        load_module=adapted.load_module,
         unload_module=cu.cuModuleUnload,
         get_kernel=cu.cuModuleGetFunction,
         kernel_attribute=cu.cuFuncGetAttribute,

@@ -82,80 +82,96 @@ def _text(found: Any) -> str:
     return found.decode() if isinstance(found, bytes) else str(found)
 
 
-def _calls(hip: Any, types: Any) -> Calls:
-    device_key = hip.hipDeviceAttribute_t
-    kernel_key = hip.hipFunction_attribute
+class _Adapted:
+    """Functions of HIP whose arguments or answers differ from those of `Calls`."""
 
-    def describe(error: Any) -> str:
+    def __init__(self, hip: Any) -> None:
+        self._hip = hip
+        self._protections = {
+            Protection.NONE: hip.hipMemAccessFlags.hipMemAccessFlagsProtNone,
+            Protection.READ: hip.hipMemAccessFlags.hipMemAccessFlagsProtRead,
+            Protection.WRITE: hip.hipMemAccessFlags.hipMemAccessFlagsProtReadWrite,
+        }
+
+    def describe(self, error: Any) -> str:
         return getattr(error, "name", f"error {int(error)}")
 
-    def properties(ordinal: int) -> tuple[Any, ...]:
-        found = hip.hipDeviceProp_t()
-        try:
-            (error,) = hip.hipGetDeviceProperties(found, ordinal)
-        except TypeError:  # newer packages give it back
-            return hip.hipGetDeviceProperties(ordinal)  # type: ignore[no-any-return]
-        return error, found
-
-    def device_name(ordinal: int) -> tuple[Any, ...]:
-        error, found = properties(ordinal)
+    def device_name(self, ordinal: int) -> tuple[Any, ...]:
+        error, found = self._properties(ordinal)
         return (error,) if error else (error, _text(found.name))
 
-    def archs(ordinal: int) -> tuple[Any, ...]:
-        error, found = properties(ordinal)
+    def archs(self, ordinal: int) -> tuple[Any, ...]:
+        error, found = self._properties(ordinal)
         if error:
             return (error,)
         whole = _text(found.gcnArchName)
         return error, (whole.partition(":")[0], *([whole] if ":" in whole else []))
 
-    def memory_of(ordinal: int) -> Any:
-        wanted = hip.hipMemAllocationProp()
-        wanted.type = hip.hipMemAllocationType.hipMemAllocationTypePinned
-        wanted.location.type = hip.hipMemLocationType.hipMemLocationTypeDevice
+    def _properties(self, ordinal: int) -> Any:
+        found = self._hip.hipDeviceProp_t()
+        try:
+            (error,) = self._hip.hipGetDeviceProperties(found, ordinal)
+        except TypeError:  # newer packages give it back
+            return self._hip.hipGetDeviceProperties(ordinal)
+        return error, found
+
+    def granularity(self, ordinal: int) -> Any:
+        kinds = self._hip.hipMemAllocationGranularity_flags
+        smallest = kinds.hipMemAllocationGranularityMinimum
+        return self._hip.hipMemGetAllocationGranularity(self._memory_of(ordinal), smallest)
+
+    def create(self, size: int, ordinal: int) -> Any:
+        return self._hip.hipMemCreate(size, self._memory_of(ordinal), 0)
+
+    def _memory_of(self, ordinal: int) -> Any:
+        wanted = self._hip.hipMemAllocationProp()
+        wanted.type = self._hip.hipMemAllocationType.hipMemAllocationTypePinned
+        wanted.location.type = self._hip.hipMemLocationType.hipMemLocationTypeDevice
         wanted.location.id = ordinal
         return wanted
 
-    protections = {
-        Protection.NONE: hip.hipMemAccessFlags.hipMemAccessFlagsProtNone,
-        Protection.READ: hip.hipMemAccessFlags.hipMemAccessFlagsProtRead,
-        Protection.WRITE: hip.hipMemAccessFlags.hipMemAccessFlagsProtReadWrite,
-    }
-
-    def protect(address: Any, size: int, ordinal: int, protection: Protection) -> tuple[Any, ...]:
-        wanted = hip.hipMemAccessDesc()
-        wanted.location.type = hip.hipMemLocationType.hipMemLocationTypeDevice
+    def protect(self, address: Any, size: int, ordinal: int, protection: Protection) -> Any:
+        wanted = self._hip.hipMemAccessDesc()
+        wanted.location.type = self._hip.hipMemLocationType.hipMemLocationTypeDevice
         wanted.location.id = ordinal
-        wanted.flags = protections[protection]
-        return hip.hipMemSetAccess(address, size, wanted, 1)  # type: ignore[no-any-return]
+        wanted.flags = self._protections[protection]
+        return self._hip.hipMemSetAccess(address, size, wanted, 1)
 
-    smallest = hip.hipMemAllocationGranularity_flags.hipMemAllocationGranularityMinimum
+
+def _attributes(hip: Any) -> Attributes:
+    device, kernel = hip.hipDeviceAttribute_t, hip.hipFunction_attribute
+    return Attributes(
+        compute_units=device.hipDeviceAttributeMultiprocessorCount,
+        unit_threads=device.hipDeviceAttributeMaxThreadsPerMultiProcessor,
+        block_threads=device.hipDeviceAttributeMaxThreadsPerBlock,
+        grid=(
+            device.hipDeviceAttributeMaxGridDimX,
+            device.hipDeviceAttributeMaxGridDimY,
+            device.hipDeviceAttributeMaxGridDimZ,
+        ),
+        shared_bytes=device.hipDeviceAttributeMaxSharedMemoryPerBlock,
+        shared_most_bytes=device.hipDeviceAttributeSharedMemPerBlockOptin,
+        virtual_memory=device.hipDeviceAttributeVirtualMemoryManagementSupported,
+        kernel_threads=kernel.HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+        kernel_shared_bytes=kernel.HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+        kernel_dynamic_bytes=hip.hipFuncAttribute.hipFuncAttributeMaxDynamicSharedMemorySize,
+    )
+
+
+def _calls(hip: Any, types: Any) -> Calls:
+    adapted = _Adapted(hip)
     relaxed = hip.hipStreamCaptureMode.hipStreamCaptureModeRelaxed
     limit = hip.hipLimit_t
     return Calls(
         initialize=hip.hipInit,
         count=hip.hipGetDeviceCount,
-        device_name=device_name,
+        device_name=adapted.device_name,
         total_memory=hip.hipDeviceTotalMem,
-        archs=archs,
+        archs=adapted.archs,
         device_attribute=hip.hipDeviceGetAttribute,
         memory_info=hip.hipMemGetInfo,
-        attributes=Attributes(
-            compute_units=device_key.hipDeviceAttributeMultiprocessorCount,
-            unit_threads=device_key.hipDeviceAttributeMaxThreadsPerMultiProcessor,
-            block_threads=device_key.hipDeviceAttributeMaxThreadsPerBlock,
-            grid=(
-                device_key.hipDeviceAttributeMaxGridDimX,
-                device_key.hipDeviceAttributeMaxGridDimY,
-                device_key.hipDeviceAttributeMaxGridDimZ,
-            ),
-            shared_bytes=device_key.hipDeviceAttributeMaxSharedMemoryPerBlock,
-            shared_most_bytes=device_key.hipDeviceAttributeSharedMemPerBlockOptin,
-            virtual_memory=device_key.hipDeviceAttributeVirtualMemoryManagementSupported,
-            kernel_threads=kernel_key.HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
-            kernel_shared_bytes=kernel_key.HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
-            kernel_dynamic_bytes=hip.hipFuncAttribute.hipFuncAttributeMaxDynamicSharedMemorySize,
-        ),
-        describe=describe,
+        attributes=_attributes(hip),
+        describe=adapted.describe,
         version=hip.hipDriverGetVersion,
         retain=hip.hipSetDevice,
         release=lambda ordinal: (0,),
@@ -170,16 +186,14 @@ def _calls(hip: Any, types: Any) -> Calls:
         copy_out=hip.hipMemcpyDtoHAsync,
         copy_within=hip.hipMemcpyDtoDAsync,
         fill=hip.hipMemsetD8Async,
-        granularity=lambda ordinal: hip.hipMemGetAllocationGranularity(
-            memory_of(ordinal), smallest
-        ),
+        granularity=adapted.granularity,
         reserve=lambda size: hip.hipMemAddressReserve(size, 0, None, 0),
         unreserve=hip.hipMemAddressFree,
-        create=lambda size, ordinal: hip.hipMemCreate(size, memory_of(ordinal), 0),
+        create=adapted.create,
         destroy=hip.hipMemRelease,
         map=lambda address, size, memory: hip.hipMemMap(address, size, 0, memory, 0),
         unmap=hip.hipMemUnmap,
-        protect=protect,
+        protect=adapted.protect,
         load_module=hip.hipModuleLoadData,
         unload_module=hip.hipModuleUnload,
         get_kernel=hip.hipModuleGetFunction,

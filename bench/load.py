@@ -176,10 +176,24 @@ def open_loop(
 
 
 def closed_loop(
-    port: int, request: Requests, *, callers: int, seconds: float, warm_up_s: float = 0.5
+    port: int,
+    request: Requests,
+    *,
+    callers: int,
+    seconds: float,
+    warm_up_s: float = 0.5,
+    drain_s: float = 1.0,
 ) -> LoadResult:
-    """Let callers ask again as soon as they are answered, each over its own connection."""
-    timing = (0.0, Arrivals.EVEN, 1, warm_up_s, seconds, 1.0)
+    """Let callers ask again as soon as they are answered, each over its own connection.
+
+    Args:
+        request: what is sent; several are sent in turn.
+        callers: how many ask at the same time.
+        seconds: how long, after the warm-up.
+        warm_up_s: time that comes first and does not count.
+        drain_s: how long the last answers may take after that; later ones count as failed.
+    """
+    timing = (0.0, Arrivals.EVEN, 1, warm_up_s, seconds, drain_s)
     return _generate(LoadOrder(port, _several(request), callers, *timing))
 
 

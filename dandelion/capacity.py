@@ -105,7 +105,8 @@ class MemberInfo(msgspec.Struct, frozen=True):
         served: calls of it that the asked node has.
         round_trip_s: of the last heartbeat, in seconds; 0 if there was none.
         waiting: calls that wait there for engines.
-        used_s: how long each tenant has used its engines since its start, in seconds.
+        used_s: how long tenants have used its engines since its start, in seconds; the 1000 tenants
+            that used them last.
     """
 
     name: str

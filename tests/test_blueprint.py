@@ -18,6 +18,7 @@ import dandelion.blueprint as bp
 from dandelion.blueprint import check as check_module
 from dandelion.blueprint import reading as reading_module
 from dandelion.blueprint import signatures as signatures_module
+from dandelion.blueprint.document import MOST_PROBLEMS
 from dandelion.blueprint.reading import read_config
 from dandelion.blueprint.signatures import is_portable, signatures
 from dandelion.errors import InvalidBlueprint, InvalidInput
@@ -490,6 +491,13 @@ def test_products_of_many_factors_are_refused_at_once() -> None:
     assert plan(read, {"x": 8}, lambda name, index: 0).launches == 0
 
 
+@pytest.mark.parametrize("index", ["w0", -1, 1.5, slice(2)])
+def test_the_builder_refuses_parts_of_buffers_that_are_not_integers(index: Any) -> None:
+    b = bp.Blueprint(inputs=["x"])
+    with pytest.raises(InvalidInput, match="'x' has no part"):
+        b.x[index]
+
+
 def test_the_builder_refuses_unknown_buffers() -> None:
     b = bp.Blueprint(inputs=["image"], modules=["m.c"])
     with pytest.raises(AttributeError, match="image"):
@@ -570,6 +578,31 @@ def test_every_size_and_argument_of_the_manual_can_be_read() -> None:
 
 SIZES = {"Absolute", "FromInput", "Elements", "CeilDiv", "Add", "Mul"}
 SIZES |= {"AbsoluteByBatch", "AbsoluteByBatchEven"}
+
+
+# --- documents with very many mistakes ------------------------------------------------------
+
+
+def _of_many(count: int, **body: Any) -> str:
+    buffers = {f"buffer_of_number_{number}": 4 for number in range(count)}
+    empty: dict[str, Any] = {"inputs": [], "outputs": [], "buffers": buffers, "control_flow": []}
+    return json.dumps({"modules": {}, "kernels": {}, "blueprint": {**empty, **body}})
+
+
+@pytest.mark.parametrize("kind", ["ZeroBuffer", "ZeroBufer"])
+def test_names_are_compared_a_bounded_number_of_times(kind: str) -> None:
+    """Otherwise a document of this size takes hours, in which the node does nothing else."""
+    count = 30_000
+    flow = [{kind: f"bufer_of_number_{number}"} for number in range(count)]
+    with pytest.raises(InvalidBlueprint) as caught:
+        bp.parse_blueprint(_of_many(count, control_flow=flow))
+    assert len(caught.value.problems) == MOST_PROBLEMS
+
+
+def test_a_name_given_twice_among_many() -> None:
+    text = _of_many(200_000).replace('"buffer_of_number_0"', '"buffer_of_number_1"', 1)
+    with pytest.raises(InvalidBlueprint, match="buffer_of_number_1: given twice"):
+        bp.parse_blueprint(text)
 
 
 # --- caches of blueprints and sources -------------------------------------------------------

@@ -220,9 +220,13 @@ class Refusing(HostDevice):
         super()._launch(works)
 
 
+@pytest.mark.parametrize("most_steps", [0, candidates.MOST_STEPS])
 @pytest.mark.parametrize("broken", [("broken", "fast"), ("fast", "broken"), ("broken", "broken")])
-def test_an_alternative_that_cannot_be_launched_is_not_chosen(broken: tuple[str, str]) -> None:
-    """Not by the first call either, before anything was measured."""
+def test_an_alternative_that_cannot_be_launched_is_not_chosen(
+    broken: tuple[str, str], most_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by the first call either, before anything was measured, nor in plans that are not."""
+    monkeypatch.setattr(candidates, "MOST_STEPS", most_steps)
     engine = SequentialEngine(Refusing({**KERNELS, "broken": _host("broken", 0)}), POOL_BYTES)  # type: ignore[dict-item]  # functions
     files = {"k.host": b"fast broken"}
     wanted = function(blueprint(broken, files=files), files)
@@ -233,6 +237,19 @@ def test_an_alternative_that_cannot_be_launched_is_not_chosen(broken: tuple[str,
         with pytest.raises(DeviceFault):
             engine.run(call(wanted))
     assert not ran["broken"]
+    engine.close()
+
+
+def test_long_plans_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "MOST_STEPS", 2)
+    engine = host()
+    engine.device.measurements = kept = Kept()
+    for _ in range(3):
+        assert (run(engine, function(blueprint(("mid", "fast"), times=3))) == 6 * X).all()
+    assert ran == Counter({"mid": 9})
+    assert not kept.texts
+    run_twice(engine, function(blueprint(("mid", "fast"), times=2)))
+    assert ran["fast"]
     engine.close()
 
 

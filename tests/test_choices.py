@@ -329,6 +329,21 @@ def test_choices_of_batches_are_found_wherever_they_are() -> None:
     assert _registered(Batching(("x",), rows=6), b, "x: float16[?, 2]") == []
 
 
+def test_sizes_that_refer_to_others_many_times_are_checked_at_once() -> None:
+    """Each buffer has the size of the next one twice: 2**200 ways lead to the last one."""
+    b = bp.Blueprint(["x"], outputs=["y"], modules=["k.c"])
+    b.kernel("sums", access=["read", "write", "write", "value"])
+    y = b.buffer("y", like="x")
+    b.buffer("last", size=1, temporary=True)
+    buffers = [b.buffer("b0", size=bp.sizeof(b.last), temporary=True)]
+    for number in range(1, 200):
+        twice = bp.sizeof(buffers[-1]) + bp.sizeof(buffers[-1])
+        buffers.append(b.buffer(f"b{number}", size=twice, temporary=True))
+    with b.choose(bp.sizeof(buffers[-1])) as choice, choice.case(24):
+        b.zero(y)
+    assert _registered(Batching(("x",), rows=7), b) == []
+
+
 def test_a_choice_by_the_members_of_a_batch_must_fit_them() -> None:
     b = bp.Blueprint(["x"], outputs=["y"], modules=["k.c"], batch=BY_ROWS)
     b.kernel("sums", access=["read", "write", "write", "value"])

@@ -13,6 +13,7 @@ from dandelion.backends.gpu.source import CodeFormat, LoadedCode, choose
 from dandelion.backends.gpu.source_check import checked_source
 
 from dandelion.blueprint import Code, Module
+from dandelion.blueprint.signatures import signatures
 from dandelion.errors import InvalidBlueprint, InvalidFunction
 from tests.fake_driver.compile import image
 
@@ -153,7 +154,9 @@ HIDDEN = [
     "#define J as##m", "#define J __a ## sm__", "#define J as%:%:m", "#undef asm",
     'char *s = "\\""; asm(0);', "int x = '\"'; asm(0); // \"",
     '#pragma push_macro("asm")', '_Pragma("push_macro(\\"asm\\")")', '#pragma GCC dependency "x"',
-    "#pragma clang module import x", '#line 5 "/etc/passwd"', '# 5 "../x"', '#if __has_embed("x")',
+    '#if 0\n" /*\n#endif\nasm(0);\n#if 0\n*/\n#endif', "#if 0\n' /*\n#endif\nasm(0);\n/* */",
+    "' asm(0);", "a as ## ## m", "#pragma clang module import x",
+    '#line 5 "/etc/passwd"', '# 5 "../x"', '#if __has_embed("x")',
 ]  # fmt: skip
 
 
@@ -179,6 +182,15 @@ def test_machine_code_of_the_host_is_refused(text: str, kind: str) -> None:
 )
 def test_ordinary_sources_are_not(text: str) -> None:
     checked_source(LoadedCode("k.cl", CodeFormat.OPENCL, text.encode(), "d"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ['"', "'", '\\"', "\\'", " ", "_Pragma ", "/*", "# ", "??/"])
+def test_large_sources_are_read_in_proportion_to_their_size(text: str) -> None:
+    """Otherwise each of these takes minutes to hours, in which the node does nothing else."""
+    source = f'" {text * 150_000}'
+    checked_source(LoadedCode("k.cl", CodeFormat.OPENCL, source.encode(), "d"))  # type: ignore[arg-type]
+    checked_source(LoadedCode("k.cl", CodeFormat.OPENCL, source[1:].encode(), "d"))  # type: ignore[arg-type]
+    assert not signatures(source)
 
 
 READS = ['asm(".incbin \\"/etc/passwd\\"");', 'asm(".inc" "bin \\"x\\"");', 'asm("\\x2eincbin x");']

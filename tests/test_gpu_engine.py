@@ -520,6 +520,29 @@ def test_module_caches_are_bounded(host: Runner) -> None:
     assert device.modules == 64
 
 
+def _unlaunchable(number: int) -> Function:
+    """A function whose first module loads, and whose second one has no such kernel."""
+    b = bp.Blueprint(inputs=["x"], outputs=["x"], modules=["a.host", "b.host"])
+    b.kernel("axpy", module="a.host")
+    b.kernel("missing", module="b.host")
+    b.launch("axpy", [b.x, bp.scalar("i32", number), bp.scalar("i32", 1)], block=4)
+    b.launch("missing", [b.x], block=4)
+    return function(b, ("x",), {"a.host": b"axpy" + b" " * number, "b.host": b"axpy"})
+
+
+def test_modules_of_calls_that_cannot_be_launched_are_bounded_and_dropped(host: Runner) -> None:
+    device = host.engine.device
+    assert isinstance(device, HostDevice)
+    made = [_unlaunchable(number) for number in range(80)]
+    for wanted in made:
+        with pytest.raises(InvalidBlueprint):
+            host.run(wanted, one("x", bytes(16)))
+    assert device.modules == 64
+    for wanted in made:
+        host.engine.forget(wanted)
+    assert device.modules == 0
+
+
 def test_many_modules_of_one_function_outlive_the_bound(host: Runner) -> None:
     files = {f"{i}.host": b"axpy" + b" " * i for i in range(100)}
     b = bp.Blueprint(inputs=["x"], outputs=["x"], modules=list(files))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from dandelion.backends.gpu import pocl
 from dandelion.backends.gpu.host_memory import HostMemory
-from dandelion.backends.gpu.host_template import HostTemplate
+from dandelion.backends.gpu.host_template import HostChild, HostTemplate
 from dandelion.backends.opencl import OpenClDriver, OpenClFactory
 
 from dandelion.confinement.lockdown import landlock_abi
@@ -244,3 +244,12 @@ def test_kernels_that_are_trusted_need_no_template(
     trusting.factory().attach(memory.map)
     memory.close()
     assert len(started) == 1
+
+
+def test_a_host_that_another_process_has_reaped_can_be_ended(confined: Attacker) -> None:
+    """As all hosts are whose template ended, where there is a process that reaps them."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        child = HostChild(confined.engine._template, process.pid)
+        process.wait()
+        child.kill()
+        assert child.wait(0.0) is not None

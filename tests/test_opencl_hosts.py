@@ -213,6 +213,19 @@ def test_a_killed_host_is_replaced_without_an_error() -> None:
         assert not Path(host.folder).exists()
 
 
+def test_no_function_is_blamed_for_the_end_of_the_template(tmp_path: Path) -> None:
+    flag = tmp_path / "killed"
+    lie = f"os.path.exists({str(flag)!r}) and os.kill(os.getpid(), signal.SIGKILL)"
+    with attacker(played(lie)) as who:
+        wanted = function("Liar")
+        who.attack([("getpid",)], wanted=wanted)
+        who.engine._ahead._waiting = who.engine._started()
+        flag.touch()  # from now on all hosts end by the signal that they get with their template
+        who.engine._template._process.kill()
+        with pytest.raises(EngineDied):
+            who.attack([("getpid",)], wanted=wanted)
+
+
 def test_no_device_says_what_pocl_needs() -> None:
     """PoCL has no device if its user has no cache folder, as a service without a home."""
     bare = SimpleNamespace(get_platforms=list, Error=RuntimeError)

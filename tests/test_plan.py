@@ -111,6 +111,16 @@ def test_a_place_that_is_not_valid(content: dict[str, object]) -> None:
     assert "args[0]" in str(caught.value)
 
 
+def test_sizes_may_refer_to_each_other_in_a_chain_of_any_length() -> None:
+    b = bp.Blueprint(inputs=["A"], modules=["m.c"], batch=bp.sizeof(bp.Buffer("B9999")))
+    last = b.buffer("batched", size=bp.by_batch(2))
+    for number in range(10_000):  # the first one refers to the second one, and so on
+        b.buffer(f"B{number}", like=f"B{number + 1}" if number < 9999 else "A", temporary=True)
+    b.launch("k", [b.A, b.B0, last])
+    made = planned(b.build(), {"A": 24})
+    assert (made.slots["B0"].size_bytes, made.slots["batched"].size_bytes) == (24, 48)
+
+
 def test_the_batch_scales_sizes() -> None:
     b = make(("A",), batch=bp.ceil_div(bp.sizeof(bp.Buffer("A")), 100))
     b.buffer("one", size=bp.by_batch(10))

@@ -10,18 +10,9 @@ import math
 from collections.abc import Container, Iterator, Mapping
 
 from dandelion.arrays import declared_dtype
-from dandelion.blueprint import (
-    Action,
-    Add,
-    CeilDiv,
-    Choose,
-    Elements,
-    GpuConfig,
-    Mul,
-    Size,
-    Sizeof,
-)
-from dandelion.blueprint.records import MAX_BYTES, ByBatch, ExecutionBlueprint, inner_lists
+from dandelion.blueprint import Absolute, Action, Choose, GpuConfig, Size
+from dandelion.blueprint.numbers import BATCH, named_in
+from dandelion.blueprint.records import MAX_BYTES, ExecutionBlueprint, inner_lists
 from dandelion.data import SetSpec
 from dandelion.errors import DandelionError, Problem
 from dandelion.function import FunctionSpec
@@ -71,16 +62,16 @@ def _choices(where: str, actions: tuple[Action, ...]) -> Iterator[tuple[str, Cho
 
 def _depends(size: Size, names: Container[str], body: ExecutionBlueprint) -> bool:
     """Tell whether a size depends on the size of one of these inputs."""
-    match size:
-        case Sizeof(name) | Elements(name):
-            own = body.buffers.get(name)
-            return name in names or (own is not None and _depends(own, names, body))
-        case ByBatch():
-            return _depends(body.batch, names, body)
-        case Add(parts) | Mul(parts):
-            return any(_depends(part, names, body) for part in parts)
-        case CeilDiv(dividend, divisor):
-            return _depends(dividend, names, body) or _depends(divisor, names, body)
+    found = named_in(size)
+    left = list(found)
+    while left:
+        name = left.pop()
+        if name in names:
+            return True
+        further = body.batch if name == BATCH else body.buffers.get(name, Absolute(0))
+        new = named_in(further) - found
+        found |= new
+        left += new
     return False
 
 

@@ -41,7 +41,8 @@ RUNS = 3
 LIMIT_S = 2.0
 """After so long no further alternative is tried."""
 MOST_STEPS = 20_000
-"""Longer plans are not measured."""
+"""Longer plans are not measured: making their steps ready takes long, and cannot be stopped. Calls
+take the first alternatives that can be loaded and launched."""
 
 _Failure: TypeAlias = InvalidFunction | InvalidBlueprint | DeviceFault | DeviceFull
 
@@ -74,6 +75,7 @@ class _State:
     Attributes:
         choices: that calls take; None if others must be found.
         is_open: nothing was measured yet.
+        is_long: its steps are too many to be measured.
         count: of the alternatives.
         run_s: the least time that a call took, once there was one.
         failed: numbers of the alternatives that could not be launched.
@@ -81,6 +83,7 @@ class _State:
 
     choices: Choices | None
     is_open: bool
+    is_long: bool
     count: int
     run_s: float = math.inf
     failed: set[int] = field(default_factory=set)
@@ -124,8 +127,9 @@ class Chooser:
         if state is None:
             kept = _read(self._device.measurements.get(key), plan.groups)
             count = max(group.count for group in plan.groups)
-            is_open = kept is None and count > 1 and plan.launches <= MOST_STEPS
-            state = self._states[key] = _State(kept, is_open, count)
+            is_open = kept is None and count > 1
+            state = _State(kept, is_open, plan.launches > MOST_STEPS, count)
+            self._states[key] = state
             if len(self._states) > self._capacity:
                 self._states.popitem(last=False)
         if state.choices is None:
@@ -136,14 +140,16 @@ class Chooser:
         return state.choices
 
     def is_open(self, key: str) -> bool:
-        """Tell whether a later call is to measure."""
+        """Tell whether nothing but the order has chosen yet; a later call may measure."""
         state = self._states.get(key)
         return state is not None and state.is_open
 
     def has_time(self, key: str, left_s: float) -> bool:
         """Tell whether a call with so much time can measure at least two alternatives."""
         state = self._states.get(key)
-        return state is not None and 2 * state.run_s <= _budget_s(left_s)
+        if state is None or state.is_long:
+            return False
+        return 2 * state.run_s <= _budget_s(left_s)
 
     def ran(self, key: str, took_s: float) -> None:
         """Note how long a call took."""

@@ -129,6 +129,8 @@ class ConfinedEngine(Engine):
         try:  # the system killed it, perhaps for memory that others took
             return self._attempt(known, call)
         except HostEnded as ended:
+            if ended.killed and self._template.is_gone():  # its hosts are killed with it
+                raise EngineDied(self.name, "the template of kernel hosts ended") from None
             raise self._error(ended, call) from None
 
     def _attempt(self, known: KnownAnswer, call: Call) -> InstanceSets:

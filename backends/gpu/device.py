@@ -372,16 +372,30 @@ def prepare_steps(
         steps: of the plan.
         modules: the loaded module and the symbol of each kernel, by its name in the blueprint.
         constants: memory with the function's constants, if there is any.
+
+    Raises:
+        DandelionError: a step cannot be prepared; those before it are discarded.
     """
-    prepared = []
-    for step in steps:
-        if isinstance(step, Zero):
-            prepared.append(device.prepare_zero(step))
-        elif isinstance(step, Copy):
-            prepared.append(device.prepare_copy(step, constants))
-        elif isinstance(step, LibraryCall):
-            prepared.append(device.prepare_library(step, constants))
-        else:
-            module, symbol = modules[step.kernel]
-            prepared.append(device.prepare(module, symbol, step, constants))
+    prepared: list[Handle] = []
+    try:
+        prepared.extend(_prepared(device, step, modules, constants) for step in steps)
+    except BaseException:
+        device.discard(prepared, None)
+        raise
     return prepared
+
+
+def _prepared(
+    device: Device,
+    step: Step,
+    modules: Mapping[str, tuple[Handle, str]],
+    constants: Handle | None,
+) -> Handle:
+    if isinstance(step, Zero):
+        return device.prepare_zero(step)
+    if isinstance(step, Copy):
+        return device.prepare_copy(step, constants)
+    if isinstance(step, LibraryCall):
+        return device.prepare_library(step, constants)
+    module, symbol = modules[step.kernel]
+    return device.prepare(module, symbol, step, constants)

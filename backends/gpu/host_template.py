@@ -20,6 +20,7 @@ end with the template, and the template ends with its broker.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
@@ -45,6 +46,7 @@ BeHost = Callable[[HostSettings, int, int], int]
 _MESSAGE_BYTES = 64 * 1024
 _ANSWER_LIMIT_S = 60.0
 _CODE_LIMIT_S = 1.0
+_LOOK_S = 0.1
 _orders: msgspec.msgpack.Decoder[Fork | Reap] = msgspec.msgpack.Decoder(Fork | Reap)
 _answers = msgspec.msgpack.Decoder(int)
 
@@ -176,6 +178,12 @@ class HostTemplate:
             self._process.kill()
             return self._process.wait()
 
+    def is_gone(self) -> bool:
+        """Tell whether it has ended; looks for a while, since its hosts may end before it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LOOK_S)
+        return self._process.returncode is not None
+
     def close(self) -> None:
         """End it, and all hosts with it. May be called twice."""
         self._control.close()
@@ -206,7 +214,8 @@ class HostChild:
     def kill(self) -> None:
         """Have it end, without waiting."""
         if self._code is None:
-            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # without its parent another one reaps it
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
 
 def default_command() -> tuple[str, ...]:

@@ -35,7 +35,7 @@ from dandelion.driver import Call, InstanceSets, load_driver
 from dandelion.engine_process.channel import Ended
 from dandelion.engine_process.messages import Failed, Ready, request_channel
 from dandelion.engine_process.serving import EngineProcess
-from dandelion.errors import BackendUnavailable, DandelionError, InternalError
+from dandelion.errors import BackendUnavailable, DandelionError, EngineDied, InternalError
 from dandelion.function import CodeObject, Function, FunctionSpec, digest_of
 from dandelion.memory import ArenaMap, HeapDomain
 
@@ -142,6 +142,7 @@ def give_up_rights(loaded: Loaded, settings: HostSettings) -> dict[str, str]:
 
     Raises:
         BackendUnavailable: something that is required cannot be had here.
+        EngineDied: the template is gone.
     """
     folder = Path(settings.folder)
     facts = {"memory": "a file of its own for each function; the arena is not mapped"}
@@ -162,7 +163,7 @@ def give_up_rights(loaded: Loaded, settings: HostSettings) -> dict[str, str]:
         )
     libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)  # changing the user has taken it back
     if os.getppid() != settings.parent:
-        raise Ended("the template is gone")
+        raise EngineDied(settings.backend, "the template of kernel hosts ended")
     libc.prctl(libc.PR_SET_DUMPABLE, 0)
     lockdown.limit_resources()
     lockdown.limit(resource.RLIMIT_FSIZE, FILE_BYTES)

@@ -163,12 +163,16 @@ class Modules:
         plan = plan.twin or plan
         found = self._ready.get(plan)
         if found is None:
-            found = self._make(program, plan, files, resident)
+            try:
+                found = self._make(program, plan, files, resident)
+            except BaseException:
+                self._trim_modules(frozenset())  # those that were loaded before it failed
+                raise
             if found.own:
                 self._passing.append(found)
+                self._trim_modules(found.modules)
                 return found
             self._ready[plan] = found
-            self._used.setdefault(program.identity, set()).update(found.modules)
             self._trim(found)
         self.use(found)
         return found
@@ -229,7 +233,10 @@ class Modules:
         """Enforce the bounds, but keep a plan and its modules: it is about to run."""
         while len(self._ready) > self._plans:
             self._drop(next(p for p in self._ready if p is not kept.plan))
-        unused = [d for d in self._modules if d not in kept.modules]
+        self._trim_modules(kept.modules)
+
+    def _trim_modules(self, kept: frozenset[Digest]) -> None:
+        unused = [d for d in self._modules if d not in kept]
         for digest in unused[: max(len(self._modules) - self._capacity, 0)]:
             self._unload(digest)
 
@@ -248,19 +255,20 @@ class Modules:
         table: dict[str, tuple[Handle, str]] = {}
         shared: dict[str, int | None] = {}
         own: list[Handle] = []
+        of_function = self._used.setdefault(program.identity, set())
         try:
             for name in sorted(wanted):
                 template = plan.templates.get(name)
                 if template is not None:
                     code = code_of(template)
-                    loaded[name] = self._module(code, own)
+                    loaded[name] = self._module(code, own, of_function)
                     table[name] = (loaded[name][0], template.symbol)
                     continue
                 kernel = used[name]
                 if kernel.module not in loaded:
                     module = by_name[kernel.module]
                     code = choose(module, files, backend, formats, self._archs)
-                    loaded[kernel.module] = self._module(code, own)
+                    loaded[kernel.module] = self._module(code, own, of_function)
                     shared[kernel.module] = code.shared_mem_bytes
                 table[name] = (loaded[kernel.module][0], symbol_of(kernel))
             memory = None if resident is None else resident.memory
@@ -280,8 +288,16 @@ class Modules:
             made.order = _order(plan, steps)
         return made
 
-    def _module(self, code: LoadedCode, own: list[Handle]) -> tuple[Handle, Digest | None]:
-        """Give a loaded module, and its digest if others may use it too."""
+    def _module(
+        self, code: LoadedCode, own: list[Handle], of_function: set[Digest]
+    ) -> tuple[Handle, Digest | None]:
+        """Give a loaded module, and its digest if others may use it too.
+
+        Args:
+            code: of the module.
+            own: grows by a module that is for one call alone.
+            of_function: grows by the digest of any other.
+        """
         found = self._modules.get(code.digest)
         if found is None:
             found = self._device.load(code)
@@ -291,6 +307,7 @@ class Modules:
                 return found, None
             self._modules[code.digest] = found
         self._modules.move_to_end(code.digest)
+        of_function.add(code.digest)
         return found, code.digest
 
     def _unload(self, digest: Digest) -> None:

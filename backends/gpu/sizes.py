@@ -17,7 +17,7 @@ from dandelion.blueprint import (
     Size,
     Sizeof,
 )
-from dandelion.blueprint.numbers import constant, product
+from dandelion.blueprint.numbers import BATCH, constant, named_in, product
 from dandelion.blueprint.records import MAX_BYTES, MAX_LAUNCHES
 from dandelion.errors import DandelionError, InvalidBlueprint, InvalidInput, Problem
 
@@ -55,10 +55,29 @@ class Sizes:
         """Size of a buffer in bytes."""
         known = self._known.get(name)
         if known is None:
-            where = f"blueprint.buffers.{name}"
-            size = self._buffers[name]
-            self._known[name] = known = self.number(where, size, 0, MAX_BYTES)
+            self._evaluate(name)
+            known = self._known[name]
         return known
+
+    def _evaluate(self, name: str) -> None:
+        """Evaluate a buffer's size after all that it refers to, however long such a chain is."""
+        stack = [name]
+        while stack:
+            name = stack[-1]
+            size = self._batch_size if name == BATCH else self._buffers[name]
+            missing = [n for n in named_in(size) if not self._is_known(n)]
+            if missing:
+                stack += missing
+                continue
+            stack.pop()
+            if name == BATCH:
+                self.batch()
+            else:
+                where = f"blueprint.buffers.{name}"
+                self._known[name] = self.number(where, size, 0, MAX_BYTES)
+
+    def _is_known(self, name: str) -> bool:
+        return self._batch is not None if name == BATCH else name in self._known
 
     def reserve(self, name: str, size_bytes: int) -> None:
         """Add memory that is not a buffer of the blueprint."""

@@ -22,8 +22,11 @@ from dandelion.errors import InvalidFunction, Problem
 from .source import CodeFormat, LoadedCode, header
 
 _TRIGRAPHS = {"??=": "#", "??/": "\\", "??'": "^", "??(": "[", "??)": "]"}
+# Texts may be large and are read by the node: each of these takes time in proportion to the text.
+# A literal without an end goes on to the end of its line, so no comment begins there.
 _TOKEN = re.compile(
-    r"""(?P<comment>//[^\n]*|/\*.*?(?:\*/|\Z))|(?P<text>"(?:\\.|[^"\\\n])*")|'(?:\\.|[^'\\\n])*'""",
+    r"(?P<comment>//[^\n]*|/\*.*?(?:\*/|\Z))"
+    r"""|(?P<quote>["'])(?P<text>(?:\\.|(?!(?P=quote))[^\\\n])*+)(?:(?P=quote)|(?P<open>))""",
     re.S,
 )
 _DIRECTIVE = re.compile(
@@ -36,7 +39,7 @@ _FILE_PRAGMA = re.compile(
 )
 _LINE = re.compile(r'(?:#|%:)[ \t]*(?:line[ \t]+)?\d+[ \t]*"(?![\w.+ -]+")')
 _ASSEMBLY = re.compile(r"\b(?:asm|__asm|__asm__)\b")
-_PASTED = re.compile(r"[ \t]*##[ \t]*|[ \t]*%:%:[ \t]*")
+_PASTED = re.compile(r"(?<![ \t])(?:[ \t]*(?:##|%:%:))+[ \t]*")
 _READS = re.compile(r"\.\s*(?:incbin|include)\b")
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]+)|([0-7]{1,3})|u([0-9A-Fa-f]{4})|(.))", re.S)
 
@@ -73,19 +76,23 @@ def _check(text: str, code: LoadedCode) -> None:
         if not _HARMLESS.match(bare, match.start()):
             message = "only headers of the compiler can be included, as #include <name.h>"
             _refuse(code, "include", message, bare, match.start())
+    end = 0
     for match in _PRAGMA.finditer(bare):
-        line = bare[match.start() :].partition("\n")[0]
+        if match.start() < end:
+            continue  # the line was looked at from an earlier one on
+        end = bare.find("\n", match.start()) + 1 or len(bare)
+        line = bare[match.start() : end]
         if _FILE_PRAGMA.search(_unescaped(line)):
             message = "this pragma reads files or changes what words mean"
             _refuse(code, "pragma", message, bare, match.start())
     match = _LINE.search(bare)
     if match:
         _refuse(code, "line", "a #line names a file by its plain name only", bare, match.start())
-    strings = "".join(found["text"][1:-1] for found in _TOKEN.finditer(text) if found["text"])
+    strings = "".join(f["text"] for f in _TOKEN.finditer(text) if f["quote"] == '"')
     if _READS.search(_unescaped(strings)):
         _refuse(code, "assembly", "assembler directives that read files are refused", "", 0)
     if code.format in _STRICT:
-        words = _TOKEN.sub(" ", text)
+        words = _TOKEN.sub(_without_literal, text)
         match = _ASSEMBLY.search(words) or _ASSEMBLY.search(_PASTED.sub("", words))
         if match:
             message = "inline assembly is refused: it would be code of the host"
@@ -94,6 +101,10 @@ def _check(text: str, code: LoadedCode) -> None:
 
 def _without_comment(found: re.Match[str]) -> str:
     return " " if found["comment"] else found[0]
+
+
+def _without_literal(found: re.Match[str]) -> str:
+    return " " if found["open"] is None else found[0]
 
 
 def _unescaped(text: str) -> str:

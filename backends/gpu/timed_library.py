@@ -6,7 +6,8 @@ that takes place outside of any capture. An operation that the library has no wa
 it is tried without its epilogue, and else a product or a template computes it.
 
 Handles of the library are host memory. A way is used by all convolutions of its shape; those that
-are used least recently are dropped, unless a prepared convolution uses them.
+are used least recently are dropped, unless a prepared convolution uses them. Which way was chosen
+is remembered for longer: the memory of plans that were made before is that of this way.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ PLANNING_S = 1.0
 """After so long no further way is made ready to be timed: some are compiled for the shape."""
 ALIGNMENT_BYTES = 256
 _KNOWN = 1024
+_REMEMBERED = 8
+"""So many times as many choices are remembered as have handles."""
 
 Key: TypeAlias = tuple[object, ...]
 
@@ -98,6 +101,7 @@ class TimedLibrary(Library):
         self._site = site
         self._version = version
         self._known: OrderedDict[Key, _Chosen | None] = OrderedDict()
+        self._numbers: OrderedDict[Key, int] = OrderedDict()  # of the ways that were chosen
         self._prepared: set[PreparedOperation] = set()
 
     @abc.abstractmethod
@@ -125,7 +129,9 @@ class TimedLibrary(Library):
     ) -> PreparedOperation:
         assert isinstance(call, ConvolutionCall), "the library has nothing else"
         found = self._find(call)
-        assert found is not None, "the plan asked for it"
+        if found is None or found.way.workspace_bytes > workspace[1]:
+            what = "a way of the library needs more memory than when the call was planned"
+            raise DeviceFault(self._site.name, "convolution", what)
         made = found.way.prepare(addresses, workspace)
         own = made.release
         found.users += 1
@@ -143,8 +149,8 @@ class TimedLibrary(Library):
     def _find(self, call: ConvolutionCall) -> _Chosen | None:
         key = _key(call)
         if key not in self._known:
+            self._trim(_KNOWN - 1)
             self._known[key] = self._chosen(call, key) if self._has(call) else None
-            self._trim()
         self._known.move_to_end(key)
         return self._known[key]
 
@@ -154,19 +160,20 @@ class TimedLibrary(Library):
             shape = self._shape(call)
             best = None
             try:
-                best = self._fastest(call, shape, f"{self._version} {key}")
+                best = self._fastest(call, shape, key)
             finally:
                 if best is None:
                     shape.close()
             return None if best is None else _Chosen(shape, best)
         return None
 
-    def _fastest(self, call: ConvolutionCall, shape: LibraryShape, key: str) -> LibraryWay | None:
-        trials = self._site.trials
-        known = trials.known(key)
+    def _fastest(self, call: ConvolutionCall, shape: LibraryShape, key: Key) -> LibraryWay | None:
+        trials, name = self._site.trials, f"{self._version} {key}"
+        known = self._numbers.get(key, trials.known(name))
         if known is not None:
             ways = _ready(shape, trials, only=known)
             if ways:
+                self._remember(key, known)
                 return ways[known]
         ways = _ready(shape, trials)
         if not ways:
@@ -179,16 +186,24 @@ class TimedLibrary(Library):
         launches = {number: _launch(way, offsets, sizes[-1]) for number, way in ways.items()}
         best = None
         try:
-            best = ways[trials.fastest(key, sizes, launches)]
+            number = trials.fastest(name, sizes, launches)
+            best = ways[number]
+            self._remember(key, number)
         finally:
             for way in ways.values():
                 if way is not best:
                     way.close()
         return best
 
-    def _trim(self) -> None:
+    def _remember(self, key: Key, number: int) -> None:
+        self._numbers[key] = number
+        self._numbers.move_to_end(key)
+        if len(self._numbers) > _REMEMBERED * _KNOWN:
+            self._numbers.popitem(last=False)
+
+    def _trim(self, most: int) -> None:
         """Drop what is used least recently."""
-        excess = len(self._known) - _KNOWN
+        excess = len(self._known) - most
         if excess > 0:
             idle = [k for k, found in self._known.items() if found is None or not found.users]
             for key in idle[:excess]:

@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 from collections import deque
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -180,9 +180,9 @@ class NativeSandboxPool:
 
     def _running(self, deadline_ns: int) -> _Zygote:
         for attempt in range(_ATTEMPTS):
-            if self._zygote is None:
-                self._zygote = _Zygote(self._core)
             try:
+                if self._zygote is None:
+                    self._zygote = _Zygote(self._core)
                 self._zygote.wait_ready(deadline_ns)
                 return self._zygote
             except SandboxNotReady:
@@ -210,23 +210,28 @@ class _Zygote:
         self._requested: deque[socket.socket | None] = deque()
         self._waiting: deque[tuple[socket.socket, int]] = deque()
         self._dead: deque[int] = deque()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        life, self._life = os.pipe2(os.O_CLOEXEC)  # closing our end kills it
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", _BOOT, _json(core)],
-                stdin=theirs.fileno(),
-                stdout=life,
-                stderr=subprocess.DEVNULL,
-                env={"PYTHONPATH": path},
-                cwd="/",
-                start_new_session=True,
-            )
-            bind_lifetime(life, self.process.pid)
-        finally:
-            theirs.close()
-            os.close(life)
+        with ExitStack() as opened:  # it is closed again if a part of it cannot be made
+            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            opened.enter_context(self._control)
+            with theirs:
+                life, self._life = os.pipe2(os.O_CLOEXEC)  # closing our end kills it
+                opened.callback(os.close, self._life)
+                try:
+                    self.process = subprocess.Popen(
+                        [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", _BOOT, _json(core)],
+                        stdin=theirs.fileno(),
+                        stdout=life,
+                        stderr=subprocess.DEVNULL,
+                        env={"PYTHONPATH": path},
+                        cwd="/",
+                        start_new_session=True,
+                    )
+                    opened.callback(self._end)
+                    bind_lifetime(life, self.process.pid)
+                finally:
+                    os.close(life)
+            opened.pop_all()
 
     def wait_ready(self, deadline_ns: int) -> None:
         """Wait until it runs the launcher.
@@ -330,6 +335,9 @@ class _Zygote:
         for channel in (*self._requested, *(channel for channel, _ in self._waiting)):
             if channel is not None:
                 channel.close()
+        self._end()
+
+    def _end(self) -> None:
         self.process.kill()
         self.process.wait()
 

@@ -5,7 +5,8 @@ Processes, and the modules that implement them::
     node ── ProcessEngine (a thread)          engine, watch, outcome
      │          │  call, outputs by file or message: wire
      │          ▼
-     └── zygote ──fork──> sandboxes           sandbox_pool, handle (node's side), zygote, sandbox
+     └── zygote ──fork──> sandboxes           zygote, sandbox; on the node's side
+                                               sandbox_pool, zygote_start, handle
 
 `dandelion.confinement` confines a sandbox; `modules` defines what it can import.
 """

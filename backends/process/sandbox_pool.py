@@ -15,12 +15,10 @@ import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 import msgspec
@@ -33,25 +31,8 @@ from .import_limits import ImportWatch
 from .lifetime import bind_lifetime
 from .zygote import QUERY, REPLACE, REQUEST, URGENT
 from .zygote_messages import ForgedMessage, has_ended, read_message
+from .zygote_start import start_message, start_process
 
-_BOOT = (
-    "import json, os, sys; control = int(sys.argv[1]);"
-    "settings = json.loads(os.read(control, 1 << 20)); sys.path[:] = settings.pop('path');"
-    "from dandelion.backends.process.package_imports import restrict;"
-    "restricted = restrict(settings['environment']) if settings['environment'] else None;"
-    "from dandelion.backends.process.zygote import run;"
-    "run(control, settings, restricted)"
-)
-_ENVIRONMENT = {
-    "LC_ALL": "C.UTF-8",
-    "PYTHONHASHSEED": "0",  # a retried pure function returns the same outputs
-    "TZ": "UTC0",
-    # A process with threads cannot be forked safely, and a sandbox may not start threads.
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "NUMEXPR_NUM_THREADS": "1",
-}
 _MESSAGE_BYTES = 64 * 1024
 _ATTEMPTS = 3
 _EXIT_S = 0.2
@@ -200,7 +181,10 @@ class SandboxPool:
             if self._closed:
                 raise EngineDied(self.name, "it was closed")
             if self._zygote is None:
-                self._zygote = _Zygote(self.content, self.ahead, self._niceness)
+                try:
+                    self._zygote = _Zygote(self.content, self.ahead, self._niceness)
+                except (OSError, RuntimeError) as error:  # RuntimeError: there is no thread left
+                    raise SandboxLost(self.name, f"its zygote cannot start: {error}") from None
             return self._zygote
 
     def _lost(self, zygote: _Zygote) -> None:
@@ -225,32 +209,29 @@ class _Zygote:
         self._lock = threading.Lock()
         self._users = 0
         self._closing = False
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        life, self._life = os.pipe2(os.O_CLOEXEC)  # closing our end kills it
-        try:
-            # Not on the command line, which all users of the machine and the sandboxes can read.
-            self._control.send(
-                _start_message(
-                    wire.ZygoteSettings(life, content.imports, ahead, niceness, content.environment)
-                )
-            )
-            self.process = subprocess.Popen(
-                [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", _BOOT, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), life),
-                env=_ENVIRONMENT,
-                cwd="/",
-                start_new_session=True,
-            )
-            bind_lifetime(life, self.process.pid)
-        finally:
-            theirs.close()
-            os.close(life)
         self._watch: ImportWatch | None = None
-        if content.environment:
-            self._watch = ImportWatch(self.process.pid, self._has_message, self._end_imports)
+        with ExitStack() as opened:  # it is closed again if a part of it cannot be made
+            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            opened.enter_context(self._control)
+            with theirs:
+                life, self._life = os.pipe2(os.O_CLOEXEC)  # closing our end kills it
+                opened.callback(os.close, self._life)
+                try:
+                    self._control.send(
+                        start_message(
+                            wire.ZygoteSettings(
+                                life, content.imports, ahead, niceness, content.environment
+                            )
+                        )
+                    )
+                    self.process = start_process(theirs.fileno(), life)
+                    opened.callback(self._end)
+                    bind_lifetime(life, self.process.pid)
+                finally:
+                    os.close(life)
+            if content.environment:
+                self._watch = ImportWatch(self.process.pid, self._has_message, self._end_imports)
+            opened.pop_all()
 
     def _has_message(self) -> bool:
         poll = select.poll()
@@ -346,6 +327,9 @@ class _Zygote:
             unused = not self._users
         if unused:
             self._control.close()
+        self._end()
+
+    def _end(self) -> None:
         self._kill_group()
         self.process.kill()
         self._reap()
@@ -389,8 +373,3 @@ def _next(control: socket.socket, deadline_ns: int) -> tuple[bytes, list[int]]:
         if not message:
             raise EOFError
         return message, files
-
-
-def _start_message(settings: wire.ZygoteSettings) -> bytes:
-    path = [os.path.abspath(entry) for entry in sys.path]
-    return msgspec.json.encode({"path": path} | msgspec.to_builtins(settings))

@@ -53,20 +53,27 @@ class KeptFull(CapacityError):
 
 @dataclass(eq=False)
 class CopiesFull(CapacityError):
-    """Too few voters of the cluster have room for a copy of the invocation."""
+    """Too few voters of the cluster have room for a copy of the invocation.
+
+    The three figures are 0 if they are not known.
+    """
 
     node: str
-    needed_bytes: int
-    free_bytes: int
-    free_number: int
+    needed_bytes: int = 0
+    free_bytes: int = 0
+    free_number: int = 0
 
     def __str__(self) -> str:
+        figures = ""
+        if self.needed_bytes or self.free_bytes or self.free_number:
+            figures = (
+                f" ({self.needed_bytes} bytes are needed, {max(0, self.free_bytes)} bytes and "
+                f"{max(0, self.free_number)} invocations are free)"
+            )
         return (
-            f"node {self.node} has no room for a copy of this invocation ({self.needed_bytes} "
-            f"bytes are needed, {max(0, self.free_bytes)} bytes and {max(0, self.free_number)} "
-            "invocations are free), so less than half of the voters would have it; try again when "
-            "others have ended or are deleted, or raise cluster_copies_bytes and "
-            "cluster_copies_number there"
+            f"node {self.node} has no room for a copy of this invocation{figures}, so less than "
+            "half of the voters would have it; try again when others have ended or are deleted, "
+            "or raise cluster_copies_bytes and cluster_copies_number there"
         )
 
 

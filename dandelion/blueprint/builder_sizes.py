@@ -47,7 +47,14 @@ class Buffer:
     name: str
 
     def __getitem__(self, index: int) -> Expression:
-        """The index-th 64-bit integer of this input."""
+        """The index-th 64-bit integer of this input.
+
+        Raises:
+            InvalidInput: the index is no integer from 0 on.
+        """
+        if not isinstance(index, int) or index < 0:
+            hint = "give the index of a 64-bit integer in it, from 0 on"
+            raise InvalidInput("blueprint", f"'{self.name}' has no part {index!r}", hint)
         return Expression(FromInput(self.name, index))
 
     def elements(self, dtype: str) -> Expression:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice
 
 from dandelion.blueprint.check_candidates import candidate_problems
 from dandelion.blueprint.check_cycles import cycle_problems
 from dandelion.blueprint.check_operations import operation_problems
 from dandelion.blueprint.check_words import word_problems
+from dandelion.blueprint.document import MOST_PROBLEMS
 from dandelion.blueprint.numbers import constant, launch_numbers, pack
 from dandelion.blueprint.operation_parts import Operation, operands, sizes
 from dandelion.blueprint.reading import read_config
@@ -88,8 +90,11 @@ def parse_blueprint(
 
 
 def check_blueprint(config: GpuConfig, files: Files | None = None) -> list[Problem]:
-    """List all mistakes of a blueprint that do not depend on its inputs; see `Files`."""
-    return list(_Checker(config, files).run())
+    """List the mistakes of a blueprint that do not depend on its inputs; see `Files`.
+
+    They are `MOST_PROBLEMS` at most.
+    """
+    return list(islice(_Checker(config, files).run(), MOST_PROBLEMS))
 
 
 class _Checker:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from dandelion.errors import Problem, nearest
+
+MOST_PROBLEMS = 200
+"""So many problems of a document are reported: names are compared for each, which takes long."""
 
 Json: TypeAlias = Any  # the result of json.loads; every use below checks its type first
 _T = TypeVar("_T")
@@ -21,8 +25,8 @@ class Duplicates(dict[str, Json]):
 def json_object(pairs: list[tuple[str, Json]]) -> Duplicates:
     result = Duplicates(pairs)
     if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        result.twice = tuple(dict.fromkeys(n for n in names if names.count(n) > 1))
+        counts = Counter(name for name, _ in pairs)
+        result.twice = tuple(name for name, count in counts.items() if count > 1)
     return result
 
 
@@ -37,8 +41,12 @@ def kind_of(value: Json) -> str:
     return text if len(text) < 40 else f"{text[:36]}..."
 
 
+class TooManyProblems(Exception):
+    """A document has as many problems as are reported."""
+
+
 class DocumentReader:
-    """One pass over a document; `problems` grows."""
+    """One pass over a document; `problems` grows. It ends with `TooManyProblems`."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -50,6 +58,8 @@ class DocumentReader:
         self.problems.append(
             Problem(code, message, where, expected=expected, found=found, nearest=close or "")
         )
+        if len(self.problems) == MOST_PROBLEMS:
+            raise TooManyProblems
 
     def wrong(self, where: str, expected: str, value: Json) -> None:
         self.report("type", where, "wrong kind of value", expected=expected, found=kind_of(value))

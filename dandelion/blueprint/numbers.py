@@ -11,15 +11,21 @@ from dandelion.blueprint.records import (
     SHARED_LIMIT_BYTES,
     Absolute,
     Add,
+    ByBatch,
     CeilDiv,
+    Elements,
     LaunchConfig,
     Mul,
     Scalar,
     Size,
+    Sizeof,
 )
 
 _FARTHEST = 2**127
 """No size may be as large, so that of a product that is larger the exact value does not matter."""
+
+BATCH = ""
+"""Stands for the batch among names of buffers: no buffer has this name."""
 
 
 def launch_numbers(launch: LaunchConfig) -> Iterator[tuple[str, Size, int, int]]:
@@ -64,3 +70,17 @@ def constant(size: Size) -> int | None:
             upper, lower = constant(dividend), constant(divisor)
             return None if upper is None or not lower else -(-upper // lower)
     return None
+
+
+def named_in(size: Size) -> set[str]:
+    """Names of the buffers whose sizes a size refers to, and `BATCH` if it refers to that."""
+    match size:
+        case ByBatch():
+            return {BATCH}
+        case Sizeof(buffer) | Elements(buffer):
+            return {buffer}
+        case Add(parts) | Mul(parts):
+            return {n for part in parts for n in named_in(part)}
+        case CeilDiv(dividend, divisor):
+            return named_in(dividend) | named_in(divisor)
+    return set()

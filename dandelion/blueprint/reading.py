@@ -14,20 +14,21 @@ canonical ``"modules": {NAME: CODE or [CODE, ...]}``,       ``{NAME: MODULE or
           "arch":, "shared_mem_bytes":}``                   "access": [...]}}``
 ========= ================================================= ==============================
 
-Every problem is found in one pass. Unreadable parts are replaced by valid placeholders, so that a
-mistake is reported once and the static check can still check the rest.
+Problems are found in one pass, up to a bound. Unreadable parts are replaced by valid placeholders,
+so that a mistake is reported once and the static check can still check the rest.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import functools
 import json
 import sys
 from typing import NoReturn
 
-from dandelion.blueprint.document import Json, json_object, kind_of
+from dandelion.blueprint.document import Json, TooManyProblems, json_object, kind_of
 from dandelion.blueprint.reading_operations import OperationReader
 from dandelion.blueprint.reading_sizes import SCALARS
 from dandelion.blueprint.records import (
@@ -77,7 +78,8 @@ def read_config(
     """Read a blueprint in any spelling.
 
     Returns:
-        The records, with placeholders for unreadable parts, and all problems.
+        The records, with placeholders for unreadable parts, and all problems, up to
+        `MOST_PROBLEMS`.
     """
     given = data if isinstance(data, str) else bytes(data)
     try:
@@ -103,7 +105,9 @@ def _read(data: bytes | str) -> tuple[GpuConfig, tuple[Problem, ...]]:
         return _NOTHING, (problem,)
     except ValueError as error:
         return _NOTHING, (Problem("json", f"no JSON: {error}", "blueprint"),)
-    config = reader.config(document)
+    config = _NOTHING
+    with contextlib.suppress(TooManyProblems):
+        config = reader.config(document)
     return config, tuple(reader.problems)
 
 

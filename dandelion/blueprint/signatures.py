@@ -15,7 +15,11 @@ from dandelion.blueprint.records import Access
 HEADER = "dandelion.h"
 """The header of portable sources, with the macros that every device defines."""
 
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
+# A literal without an end goes on to the end of its line, as compilers read it. It is possessive
+# and needs no closing quote: otherwise a text of escaped quotes takes hours to read.
+_COMMENT = re.compile(
+    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*+"?|'(?:\\.|[^'\\\n])*+'?""", re.DOTALL
+)
 # The text between these words is bounded; otherwise a text of such words takes hours to read.
 _KERNEL = re.compile(
     r"\b(?:KERNEL|__kernel|kernel|__global__)\b(?P<between>[\w\s(),]{0,256}?)"
@@ -51,7 +55,7 @@ def without_comments(text: str) -> str:
 
     def blank(match: re.Match[str]) -> str:
         found = match.group()
-        return found if found.startswith('"') else "\n" * found.count("\n") or " "
+        return found if found[0] in "\"'" else "\n" * found.count("\n") or " "
 
     return _COMMENT.sub(blank, text)
 

@@ -10,8 +10,8 @@ import msgspec
 
 from dandelion import __version__
 from dandelion.cli.grammar import MainParser, VerbParser
-from dandelion.cli.invocation_verbs import GPU_BACKENDS, add_invocations, add_version
-from dandelion.cli.project_verbs import add_projects
+from dandelion.cli.invocation_arguments import GPU_BACKENDS, add_invocations, add_version
+from dandelion.cli.project_arguments import add_projects
 from dandelion.cli.settings import setting_help
 from dandelion.settings import Settings
 

@@ -43,7 +43,7 @@ from dandelion.cluster.questions import Answer
 from dandelion.cluster.replication import Replica
 from dandelion.cluster.serving import InLink
 from dandelion.cluster.settings import ClusterSettings
-from dandelion.cluster.shares import UsedElsewhere
+from dandelion.cluster.shares import RecentUse, ToldShares, UsedElsewhere
 from dandelion.cluster.staged_blobs import StagedBlobs
 from dandelion.cluster.status import Status
 from dandelion.cluster.store_driver import StoreDriver
@@ -103,6 +103,8 @@ class Cluster(Status, ClusterShutdown):
         self._in_links: dict[str, InLink] = {}
         self._round_trips: dict[str, int] = {}
         self._used = UsedElsewhere()
+        self._own_shares = ToldShares(())
+        self._own_use = RecentUse()
         self._reasons: dict[str, str] = {}  # why others cannot be reached
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.TimerHandle | None = None

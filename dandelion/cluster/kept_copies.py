@@ -11,9 +11,9 @@ Of two versions of a record the one with the higher mark is newer: ballot, then 
 dropped leaves its id for a while, so that a voter that has missed this does not bring it back.
 
 Copies of what other nodes hold are bounded (`CopyLimits`). What exceeds the bound is *left out*:
-the holder is told, and offers it again later. What is acknowledged is stored by a majority all the
-same. A journal that was taken over has the bound twice, so that the loss of a node is not made
-worse by nodes that are full. A change that needs no more bytes is always taken.
+the voter reports it, and the holder offers it again later. What is acknowledged is stored by a
+majority all the same. A journal that was taken over has the bound twice, so that the loss of a node
+is not made worse by nodes that are full. A change that needs no more bytes is always taken.
 
 Source: Lamport, "Paxos Made Simple", 2001; a journal is a set of independent decisions.
 """
@@ -152,6 +152,10 @@ class KeptCopies:
         """Return the ids of a journal."""
         found = self._journals.get(journal)
         return [] if found is None else list(found.ids)
+
+    def is_empty(self, journal: str) -> bool:
+        """Whether nothing of a journal is here."""
+        return journal not in self._journals
 
     def journals(self) -> Iterator[tuple[str, Ballot]]:
         """Yield the journals that have records, with the ballots of their holders."""

@@ -28,7 +28,7 @@ from dandelion.cluster.kept_messages import (
     Keyed,
     ListKept,
     Operation,
-    Told,
+    OperationAnswer,
     Watch,
     decode_answer,
     encode_kept,
@@ -83,7 +83,7 @@ class KeptElsewhere:
     async def earlier(self, tenant: str, key: str, digest: str) -> str | None:
         """Return the id of an invocation with an idempotency key that a node accepted.
 
-        One that was acknowledged is at a majority of the voters, so as many are asked as every
+        One that was acknowledged is at a majority of the voters, so this asks as many as every
         majority has one of.
 
         Raises:
@@ -169,14 +169,14 @@ class KeptElsewhere:
     ) -> KeptPage:
         """Add what all other nodes list to a page of this one; lost nodes are missing in it."""
         question = ListKept(tenant, state, after, limit)
-        asked = [self._ask(link, question, OLDER_S) for link in self._links.values()]
-        told = [one for one, _ in await asyncio.gather(*asked) if one is not None]
-        pages = [own, *(one.page for one in told if one.page is not None)]
+        asking = [self._ask(link, question, OLDER_S) for link in self._links.values()]
+        answers = [answer for answer, _ in await asyncio.gather(*asking)]
+        pages = [own, *(one.page for one in answers if one is not None and one.page is not None)]
         return _merged(pages, limit)
 
     async def _find(
         self, question: Watch | FetchResult | CancelKept, wait_s: float = 0.0
-    ) -> tuple[Told, Bytes] | None:
+    ) -> tuple[OperationAnswer, Bytes] | None:
         """Ask the node that runs an invocation, whichever that is; None if it is this one.
 
         Raises:
@@ -195,13 +195,13 @@ class KeptElsewhere:
             link = self._holder(question.id)
             links = list(self._links.values()) if link is None else [link]
             is_known = self._not_here(question).has_copy
-            for told, data in await self._ask_all(links, question):
-                if told is None or told.has_copy:
+            for answer, data in await self._ask_all(links, question):
+                if answer is None or answer.has_copy:
                     is_known = True
-                elif told.error is not None:
-                    raise from_record(told.error)
-                elif told.watched or told.view or told.result:
-                    return told, data
+                elif answer.error is not None:
+                    raise from_record(answer.error)
+                elif answer.watched or answer.view or answer.result:
+                    return answer, data
             if not is_known and self._knows_all:
                 raise Unknown("invocation", question.id[:64])
             if time.monotonic() - began_s > max(FIND_S, wait_s):
@@ -223,29 +223,29 @@ class KeptElsewhere:
 
     async def _ask_all(
         self, links: Iterable[OutLink], question: Operation
-    ) -> list[tuple[Told | None, Bytes]]:
+    ) -> list[tuple[OperationAnswer | None, Bytes]]:
         """Ask nodes until one has the invocation; None for those that do not answer."""
         wait_s = (question.wait_s if isinstance(question, Watch) else 0.0) + FIND_S
         tasks = [asyncio.create_task(self._ask(link, question, wait_s)) for link in links]
         answers = []
         try:
-            for answer in asyncio.as_completed(tasks):
-                answers.append(await answer)
-                told = answers[-1][0]
-                if told is not None and (told.watched or told.view or told.result or told.error):
+            for task in asyncio.as_completed(tasks):
+                answers.append(await task)
+                one = answers[-1][0]
+                if one is not None and (one.watched or one.view or one.result or one.error):
                     break
         finally:
-            for task in tasks:
-                task.cancel()
+            for asking in tasks:
+                asking.cancel()
         return answers
 
     async def _ask(
         self, link: OutLink, question: Operation, limit_s: float
-    ) -> tuple[Told | None, Bytes]:
+    ) -> tuple[OperationAnswer | None, Bytes]:
         try:
             async with asyncio.timeout(limit_s):
                 content, data = await link.questions.ask(encode_kept(question))
-            return decode_answer(content, Told), data
+            return decode_answer(content, OperationAnswer), data
         except (DandelionError, BadPeer, TimeoutError):
             return None, b""
 
@@ -258,12 +258,12 @@ class KeptElsewhere:
                 return Answer(encode_kept(self._not_here(question)))
             try:
                 outcome = await self.service.result(question.id, question.tenant)
-                return Answer(encode_kept(Told(result=True)), encode_sets(outcome.sets))
+                return Answer(encode_kept(OperationAnswer(result=True)), encode_sets(outcome.sets))
             except DandelionError as error:
-                return Answer(encode_kept(Told(error=error.record())))
-        return Answer(encode_kept(await self._told(question)))
+                return Answer(encode_kept(OperationAnswer(error=error.record())))
+        return Answer(encode_kept(await self._operation_answer(question)))
 
-    async def _told(self, question: Operation) -> Told:
+    async def _operation_answer(self, question: Operation) -> OperationAnswer:
         if self.service is None:
             return self._not_here(question)
         views = self.service.views
@@ -276,23 +276,23 @@ class KeptElsewhere:
                     wait_s=question.wait_s,
                     end=question.end,
                 )
-                return Told(watched=watched)
+                return OperationAnswer(watched=watched)
             if isinstance(question, CancelKept):
-                return Told(view=self.service.cancel(question.id, question.tenant))
+                return OperationAnswer(view=self.service.cancel(question.id, question.tenant))
             if isinstance(question, ListKept):
-                asked = (question.tenant, question.state, question.after, question.limit)
-                return Told(page=views.list(*asked))
+                page = (question.tenant, question.state, question.after, question.limit)
+                return OperationAnswer(page=views.list(*page))
             return self._not_here(question)
         except Unknown:
             return self._not_here(question)
         except DandelionError as error:
-            return Told(error=error.record())
+            return OperationAnswer(error=error.record())
 
-    def _not_here(self, question: Operation) -> Told:
+    def _not_here(self, question: Operation) -> OperationAnswer:
         if isinstance(question, ListKept):
-            return Told()
+            return OperationAnswer()
         record: KeptRecord | None = self._copies.records.get(question.id)
-        return Told(has_copy=record is not None and record.tenant == question.tenant)
+        return OperationAnswer(has_copy=record is not None and record.tenant == question.tenant)
 
 
 def _merged(pages: Iterable[KeptPage], limit: int) -> KeptPage:

@@ -1,9 +1,11 @@
 """Giving voters copies of the asynchronous invocations that this node holds.
 
 Each voter that a link leads to is *followed up* by a task: first it is offered all that the
-journals of this node have, then it gets every entry in order, one at a time. A voter that keeps as
-many copies as it may leaves some out; the journals of these are offered to it again from time to
-time, until it has room for all.
+journals of this node have, then it gets every entry in order, one at a time. A journal that it has
+already stored up to the last entry, since its start, is not offered again at a new link: a write
+without content finds out whether another node holds it now. So a new link costs what has changed.
+A voter that keeps as many copies as it may leaves some out; the journals of these are offered to it
+again from time to time, until it has room for all.
 """
 
 from __future__ import annotations
@@ -83,8 +85,14 @@ class Holder(Protocol):
 
     held: dict[str, Ballot]
 
-    def everything(self) -> list[Entry]:
+    def missing(self, name: str) -> list[Entry]:
         """All that a voter may lack."""
+
+    def is_up_to_date(self, journal: str, name: str) -> bool:
+        """Whether a node has all of a journal."""
+
+    def restarted(self, name: str) -> None:
+        """A voter was started again, perhaps without what it had."""
 
     def stamp(self, journal: str) -> int:
         """The last step that was published of a journal."""
@@ -94,6 +102,9 @@ class Holder(Protocol):
 
     def acknowledged(self, entry: Entry, name: str) -> None:
         """A node has stored an entry."""
+
+    def caught_up(self, entry: Entry, name: str) -> None:
+        """A node has all of a journal up to an entry."""
 
     def left_out(self, entry: Entry, name: str, error: CopiesFull) -> None:
         """A voter has no room for something of an entry."""
@@ -109,6 +120,7 @@ class _Follower:
     Attributes:
         left: journals of which it has left something out.
         offer_s: when these are offered again, by the loop's clock.
+        slow: its queue was too long, and has not been empty since.
     """
 
     name: str
@@ -117,6 +129,7 @@ class _Follower:
     more: asyncio.Event = field(default_factory=asyncio.Event)
     left: dict[str, None] = field(default_factory=dict)
     offer_s: float = 0.0
+    slow: bool = False
 
 
 class Followers:
@@ -131,6 +144,7 @@ class Followers:
         self._holder = holder
         self._copies = copies
         self._all: dict[str, _Follower] = {}
+        self._lives: dict[str, str] = {}
 
     @property
     def full(self) -> list[str]:
@@ -145,8 +159,10 @@ class Followers:
             size_bytes = sum([one.size_bytes for one in follower.queue])
             is_large = size_bytes > QUEUE_BYTES and len(follower.queue) > 1
             if len(follower.queue) > QUEUE_LIMIT or is_large:
-                log.warning("node %s is slow to take copies of invocations", name)
-                follower.queue = deque(self._holder.everything())
+                if not follower.slow:
+                    log.warning("node %s is slow to take copies of invocations", name)
+                follower.slow = True
+                follower.queue = deque(self._holder.missing(name))
 
     def unlinked(self, name: str, link: OutLink) -> None:
         """A link has ended."""
@@ -155,10 +171,19 @@ class Followers:
             follower.more.set()
             del self._all[name]
 
-    async def follow_up(self, name: str, link: OutLink) -> None:
-        """Give a voter everything, until its link ends."""
+    async def follow_up(self, name: str, life: str, link: OutLink) -> None:
+        """Give a voter everything, until its link ends.
+
+        Args:
+            name: of the voter.
+            life: another text after each start of it.
+            link: to it.
+        """
+        if self._lives.get(name) != life:
+            self._lives[name] = life
+            self._holder.restarted(name)
         follower = self._all[name] = _Follower(name, link)
-        follower.queue.extend(self._holder.everything())
+        follower.queue.extend(self._holder.missing(name))
         try:
             await self._send_all(follower)
         finally:
@@ -177,17 +202,22 @@ class Followers:
                 if not isinstance(error, NodeLost):
                     log.warning("node %s has no copies of invocations: %s", follower.name, error)
                     await asyncio.sleep(PAUSE_S)
-                follower.queue = deque(self._holder.everything())
+                follower.queue = deque(self._holder.missing(follower.name))
                 continue
             if self._holder.held.get(entry.journal) != entry.ballot:
                 continue
             if full is None:
                 self._holder.acknowledged(entry, follower.name)
+                if entry.journal not in follower.left:
+                    self._holder.caught_up(entry, follower.name)
             else:
                 self._left_out(follower, entry, full)
 
     async def _wait(self, follower: _Follower) -> None:
         """Wait until there is something to send, or to offer again."""
+        if follower.slow:
+            log.info("node %s takes copies of invocations in time again", follower.name)
+            follower.slow = False
         follower.more.clear()
         limit_s = follower.offer_s if follower.left else None
         with contextlib.suppress(TimeoutError):
@@ -201,7 +231,8 @@ class Followers:
         held = self._holder.held
         follower.left = {journal: None for journal in follower.left if journal in held}
         others = [entry for entry in follower.queue if entry.journal not in follower.left]
-        again = [entry for entry in self._holder.everything() if entry.journal in follower.left]
+        missing = self._holder.missing(follower.name)
+        again = [entry for entry in missing if entry.journal in follower.left]
         follower.queue = deque([*others, *again])
         follower.offer_s = asyncio.get_running_loop().time() + OFFER_AGAIN_S
 
@@ -222,6 +253,8 @@ class Followers:
         if entry.steps:
             return await self._write(link, journal, ballot, entry.steps, entry.chunks)
         entry.stamp = self._holder.stamp(journal)
+        if self._holder.is_up_to_date(journal, follower.name):  # its ballot may be outdated
+            return await self._write(link, journal, ballot, (), ())
         offered = self._copies.offer(journal)
         content, _ = await link.questions.ask(encode_kept(Offer(journal, ballot, offered)))
         wanted = decode_answer(content, Wanted)
@@ -230,7 +263,7 @@ class Followers:
             return None
         full = await self._give(link, journal, ballot, wanted)
         if wanted.left and full is None:
-            full = CopiesFull(follower.name, 0, 0, 0)
+            full = CopiesFull(follower.name)
         if full is None and follower.left.pop(journal, "") is None and not follower.left:
             log.info("node %s has all copies again", follower.name)
         return full

@@ -207,6 +207,7 @@ class KeptJournals:
         else:
             for entry in entries:
                 self.acknowledged(entry, self._name)
+                self.caught_up(entry, self._name)
 
     def _retract(self, entry: Entry, before: Before) -> None:
         """Have voters drop what is new in an entry that this node could not store."""
@@ -218,6 +219,7 @@ class KeptJournals:
             drop = Entry(entry.journal, entry.ballot, drops)
             self._publish(drop)
             self.acknowledged(drop, self._name)
+            self.caught_up(drop, self._name)
 
     def _publish(self, entry: Entry) -> None:
         self._open[entry] = None
@@ -237,14 +239,26 @@ class KeptJournals:
         if votes >= self.majority and self._name in entry.stored and not entry.done.done():
             self._open.pop(entry, None)
             entry.done.set_result(None)
+
+    def caught_up(self, entry: Entry, name: str) -> None:
+        """A node has all of a journal up to an entry."""
         if entry.stamp == self.stamp(entry.journal) and entry.journal in self.held:
             self._up_to_date.setdefault(entry.journal, set()).add(name)
             self._forget_if_empty(entry.journal)
 
+    def is_up_to_date(self, journal: str, name: str) -> bool:
+        """Whether a node has all of a journal."""
+        return name in self._up_to_date.get(journal, ())
+
+    def restarted(self, name: str) -> None:
+        """A voter was started again, perhaps without what it had."""
+        for names in self._up_to_date.values():
+            names.discard(name)
+
     def _forget_if_empty(self, journal: str) -> None:
         """Hold a journal no longer that gets no more invocations, and that no voter has any of."""
         known = self._up_to_date.get(journal, set())
-        if journal == self._own or self._copies.ids(journal):
+        if journal == self._own or not self._copies.is_empty(journal):
             return
         if known.issuperset((self._name, *self._voters)):
             self.release(journal)
@@ -327,9 +341,13 @@ class KeptJournals:
 
     # --- voters -----------------------------------------------------------------------------------
 
-    def everything(self) -> list[Entry]:
-        """All that a voter may lack."""
-        held = [Entry(journal, ballot) for journal, ballot in self.held.items()]
+    def missing(self, name: str) -> list[Entry]:
+        """All that a voter may lack, and all journals that another node may have taken from it."""
+        held = [
+            Entry(journal, ballot)
+            for journal, ballot in self.held.items()
+            if not (self.is_up_to_date(journal, name) and self._copies.is_empty(journal))
+        ]
         return [*held, *self._open]
 
     async def read(self, id_: str, part: Part) -> Bytes | None:

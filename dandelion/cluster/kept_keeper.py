@@ -21,10 +21,10 @@ from dandelion.cluster.kept_copies import Before, CopyLimits, KeptCopies, data_p
 from dandelion.cluster.kept_elsewhere import KeptElsewhere
 from dandelion.cluster.kept_journals import KeptJournals, taken_over
 from dandelion.cluster.kept_messages import (
-    Asked,
     AskLife,
     DataOf,
     FindKey,
+    KeptQuestion,
     Life,
     Offer,
     Prepare,
@@ -35,7 +35,7 @@ from dandelion.cluster.kept_messages import (
     Write,
     Written,
     decode_answer,
-    decode_asked,
+    decode_question,
     encode_kept,
 )
 from dandelion.cluster.kept_store import ReplicatedKeptStore, Writes
@@ -88,8 +88,8 @@ class KeptKeeper:
         self._journals: KeptJournals | None = None
         self._takeover: KeptTakeover | None = None
         self._service: KeptService | None = None
-        asked = None if apart else voters
-        self.elsewhere = KeptElsewhere(name, self._copies, membership, links, asked)
+        holders = None if apart else voters
+        self.elsewhere = KeptElsewhere(name, self._copies, membership, links, holders)
 
     # --- the node's side --------------------------------------------------------------------------
 
@@ -191,12 +191,12 @@ class KeptKeeper:
     async def _greet(self, name: str, link: OutLink) -> None:
         try:
             content, _ = await link.questions.ask(encode_kept(AskLife()))
-            self._lives[name] = f"{name}#{decode_answer(content, Life).life}"
+            life = self._lives[name] = f"{name}#{decode_answer(content, Life).life}"
         except (DandelionError, BadPeer) as error:
             log.warning("node %s: %s", name, error)
             return
         if name in self._voters and self._journals is not None:
-            await self._journals.followers.follow_up(name, link)
+            await self._journals.followers.follow_up(name, life, link)
 
     def unlinked(self, name: str, link: OutLink) -> None:
         """A link to another node has ended."""
@@ -207,7 +207,7 @@ class KeptKeeper:
     async def answer(self, peer: str, content: bytes, data: Bytes) -> Answer:
         """Answer a question of another node."""
         try:
-            return await self._answer(decode_asked(content), data)
+            return await self._answer(decode_question(content), data)
         except (DandelionError, BadPeer) as error:
             log.warning("a question of %s cannot be answered: %s", peer, error)
             reason = str(error)
@@ -216,36 +216,36 @@ class KeptKeeper:
             reason = type(error).__name__
         return Answer(encode_kept(Refusal(reason)))
 
-    async def _answer(self, asked: Asked, data: Bytes) -> Answer:
-        if isinstance(asked, AskLife):
+    async def _answer(self, question: KeptQuestion, data: Bytes) -> Answer:
+        if isinstance(question, AskLife):
             return Answer(encode_kept(Life(self._life)))
-        if isinstance(asked, Write):
-            return Answer(encode_kept(await self._write(asked, data)))
-        if isinstance(asked, Offer):
-            return Answer(encode_kept(await self._offered(asked)))
-        if isinstance(asked, Prepare):
-            return Answer(encode_kept(self._prepare(asked)))
-        if isinstance(asked, ReadData):
-            return await self._read(asked)
-        if isinstance(asked, FindKey):
-            return Answer(encode_kept(self.elsewhere.keyed(asked.tenant, asked.key)))
-        return await self.elsewhere.answer(asked)
+        if isinstance(question, Write):
+            return Answer(encode_kept(await self._write(question, data)))
+        if isinstance(question, Offer):
+            return Answer(encode_kept(await self._offered(question)))
+        if isinstance(question, Prepare):
+            return Answer(encode_kept(self._prepare(question)))
+        if isinstance(question, ReadData):
+            return await self._read(question)
+        if isinstance(question, FindKey):
+            return Answer(encode_kept(self.elsewhere.keyed(question.tenant, question.key)))
+        return await self.elsewhere.answer(question)
 
-    async def _write(self, asked: Write, data: Bytes) -> Written:
-        if not self._accepts(asked.journal, asked.ballot):
-            return Written(self._copies.ballot(asked.journal))
+    async def _write(self, question: Write, data: Bytes) -> Written:
+        if not self._accepts(question.journal, question.ballot):
+            return Written(self._copies.ballot(question.journal))
         assert self._journals is not None, "it has links"
-        pieces = _checked_pieces(asked, memoryview(data).cast("B"))
-        room = self._copies.room(asked.journal, self._journals.held)
+        pieces = _checked_pieces(question, memoryview(data).cast("B"))
+        room = self._copies.room(question.journal, self._journals.held)
         local: list[StoreStep] = []
         before: Before = {}
         left: list[str] = []
         problem = ""
-        for step, chunk in zip(asked.steps, pieces, strict=True):
+        for step, chunk in zip(question.steps, pieces, strict=True):
             known = self._copies.records.get(step.id)
             before.setdefault(step.id, known)
             if step.record is None:
-                if self._copies.drop(asked.journal, step.id, step.version):
+                if self._copies.drop(question.journal, step.id, step.version):
                     local.append(Drop(step.id))
             elif known is not None and mark_of(known).version >= step.version:
                 continue
@@ -272,47 +272,47 @@ class KeptKeeper:
         self._journals.fence(journal, ballot)
         return True
 
-    async def _offered(self, asked: Offer) -> Wanted:
-        if not self._accepts(asked.journal, asked.ballot):
-            return Wanted(self._copies.ballot(asked.journal))
+    async def _offered(self, question: Offer) -> Wanted:
+        if not self._accepts(question.journal, question.ballot):
+            return Wanted(self._copies.ballot(question.journal))
         assert self._journals is not None, "it has links"
-        gone = self._copies.gone(asked.journal, asked.records)
+        gone = self._copies.gone(question.journal, question.records)
         before: Before = {id_: self._copies.records.get(id_) for id_ in gone}
         for id_, version in gone.items():
-            self._copies.drop(asked.journal, id_, version)
+            self._copies.drop(question.journal, id_, version)
         if gone:
             await self._journals.store([Drop(id_) for id_ in gone], before)
-        room = self._copies.room(asked.journal, self._journals.held)
-        return Wanted(None, *self._copies.lacks(asked.records, room))
+        room = self._copies.room(question.journal, self._journals.held)
+        return Wanted(None, *self._copies.lacks(question.records, room))
 
-    def _prepare(self, asked: Prepare) -> Promise:
-        if not self._copies.prepare(asked.journal, asked.ballot):
-            return Promise(self._copies.ballot(asked.journal))
+    def _prepare(self, question: Prepare) -> Promise:
+        if not self._copies.prepare(question.journal, question.ballot):
+            return Promise(self._copies.ballot(question.journal))
         assert self._journals is not None, "it has links"
-        self._journals.fence(asked.journal, asked.ballot)
-        records = tuple([self._copies.records[id_] for id_ in self._copies.ids(asked.journal)])
-        return Promise(None, records, self._copies.dropped(asked.journal))
+        self._journals.fence(question.journal, question.ballot)
+        records = tuple([self._copies.records[id_] for id_ in self._copies.ids(question.journal)])
+        return Promise(None, records, self._copies.dropped(question.journal))
 
-    async def _read(self, asked: ReadData) -> Answer:
+    async def _read(self, question: ReadData) -> Answer:
         assert self._journals is not None, "it has links"
-        record: KeptRecord | None = self._copies.records.get(asked.id)
-        if record is None or mark_of(record).data != asked.data:
+        record: KeptRecord | None = self._copies.records.get(question.id)
+        if record is None or mark_of(record).data != question.data:
             return Answer(encode_kept(DataOf(False)))
         try:
-            data = await self._journals.read(asked.id, asked.part)
+            data = await self._journals.read(question.id, question.part)
         except Unknown:
             return Answer(encode_kept(DataOf(False)))
         return Answer(encode_kept(DataOf(True)), () if data is None else (data,))
 
 
-def _checked_pieces(asked: Write, data: memoryview) -> list[memoryview]:
+def _checked_pieces(question: Write, data: memoryview) -> list[memoryview]:
     """Return the data of each step.
 
     Raises:
         BadPeer: a step is not a version of the journal, or its data is not whole.
     """
     pieces = []
-    for step in asked.steps:
+    for step in question.steps:
         pieces.append(data[: step.size])
         data = data[step.size :]
         record = step.record
@@ -322,7 +322,7 @@ def _checked_pieces(asked: Write, data: memoryview) -> list[memoryview]:
             raise BadPeer("an id of an invocation is none")
         if len(pieces[-1]) < step.size or record.id != step.id or record.mark is None:
             raise BadPeer("a version of an invocation is not whole")
-        if record.mark.journal != asked.journal or record.mark.version != step.version:
+        if record.mark.journal != question.journal or record.mark.version != step.version:
             raise BadPeer("a version belongs to another journal")
     return pieces
 

@@ -1,19 +1,19 @@
 """What nodes say to each other about asynchronous invocations, inside of `Question` and `Reply`.
 
-============= ============ =====================================================================
-question      answer       meaning
-============= ============ =====================================================================
-`AskLife`     `Life`       which start of the node this is
-`Write`       `Written`    the holder of a journal has new versions; their data follows
-`Offer`       `Wanted`     all that a journal has, to a voter that may lack something
-`Prepare`     `Promise`    the asker wants to be the holder of a journal
-`ReadData`    `DataOf`     inputs or the result of a copy, as data
-`Watch`       `Told`       the next four: what a caller of the asker wants to know or have done
-`FetchResult` `Told`       the result is data
-`CancelKept`  `Told`
-`ListKept`    `Told`
-`FindKey`     `Keyed`      which invocation of the asked node's copies has an idempotency key
-============= ============ =====================================================================
+============= ================= ================================================================
+question      answer            meaning
+============= ================= ================================================================
+`AskLife`     `Life`            which start of the node this is
+`Write`       `Written`         the holder of a journal has new versions; their data follows
+`Offer`       `Wanted`          all that a journal has, to a voter that may lack something
+`Prepare`     `Promise`         the asking node wants to be the holder of a journal
+`ReadData`    `DataOf`          inputs or the result of a copy, as data
+`Watch`       `OperationAnswer` this and the next three: operations of a caller
+`FetchResult` `OperationAnswer` the result is data
+`CancelKept`  `OperationAnswer`
+`ListKept`    `OperationAnswer`
+`FindKey`     `Keyed`           which invocation of the other node's copies has an idempotency key
+============= ================= ================================================================
 
 Any question may be answered with a `Refusal`. Questions and answers have tags, so a message of one
 kind is never taken for another one, and one that this version lacks is an error. They belong
@@ -200,7 +200,7 @@ class Keyed(msgspec.Struct, frozen=True, tag="keyed"):
     digest: str = ""
 
 
-class Told(msgspec.Struct, frozen=True, tag="told"):
+class OperationAnswer(msgspec.Struct, frozen=True, tag="operation"):
     """The answer to an operation; without any field the node does not have the invocation.
 
     Attributes:
@@ -222,28 +222,30 @@ class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
 
 
 Operation: TypeAlias = Watch | FetchResult | CancelKept | ListKept
-Asked: TypeAlias = AskLife | Write | Offer | Prepare | ReadData | FindKey | Operation
+KeptQuestion: TypeAlias = AskLife | Write | Offer | Prepare | ReadData | FindKey | Operation
 
-Answered: TypeAlias = Life | Written | Wanted | Promise | DataOf | Keyed | Told | Refusal
+KeptAnswer: TypeAlias = (
+    Life | Written | Wanted | Promise | DataOf | Keyed | OperationAnswer | Refusal
+)
 
-_DECODER: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(Asked)
-_ANSWERS: msgspec.msgpack.Decoder[Answered] = msgspec.msgpack.Decoder(Answered)
+_QUESTIONS: msgspec.msgpack.Decoder[KeptQuestion] = msgspec.msgpack.Decoder(KeptQuestion)
+_ANSWERS: msgspec.msgpack.Decoder[KeptAnswer] = msgspec.msgpack.Decoder(KeptAnswer)
 _ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-def encode_kept(message: Asked | Answered) -> bytes:
+def encode_kept(message: KeptQuestion | KeptAnswer) -> bytes:
     """Write a message."""
     return msgspec.msgpack.encode(message)
 
 
-def decode_asked(content: bytes) -> Asked:
+def decode_question(content: bytes) -> KeptQuestion:
     """Read a question.
 
     Raises:
         BadPeer: it is not one of this version.
     """
     try:
-        return _DECODER.decode(content)
+        return _QUESTIONS.decode(content)
     except _ERRORS as error:
         raise BadPeer(f"a question cannot be read: {error}") from None
 

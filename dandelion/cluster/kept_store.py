@@ -29,8 +29,8 @@ class ReplicatedKeptStore(KeptStore):
     Args:
         inner: the node's own store.
         begin: begins to write steps, from any thread; gives what is to be waited for.
-        give_up: is told of steps and entries that failed, from any thread; it drops what is new in
-            them, since voters may have it.
+        give_up: is called with steps and entries that failed, from any thread; it drops what is new
+            in them, since voters may have it.
         closed: called at the end.
     """
 

@@ -58,7 +58,7 @@ class KeptTakeover:
         voters: names of all voters.
         copies, journals: of this node.
         membership, links: the other nodes.
-        lives: the ``LIFE`` of those that have told it.
+        lives: the ``LIFE`` of those that have answered.
         adopt: goes on with records, given whether another node accepted them.
         is_current: whether the catalogue here follows that of the cluster. If it does not, this
             node takes nothing of others, which may name what is not registered here.
@@ -165,8 +165,8 @@ class KeptTakeover:
         own = Promise(None, self._records(journal), self._copies.dropped(journal))
         promises = {self._name: own}
         others = [name for name in self._voters if name in self._links]
-        asked = [self._ask(name, Prepare(journal, ballot)) for name in others]
-        for name, answer in zip(others, await asyncio.gather(*asked), strict=True):
+        asking = [self._ask(name, Prepare(journal, ballot)) for name in others]
+        for name, answer in zip(others, await asyncio.gather(*asking), strict=True):
             if answer is None:
                 continue
             if answer.refused is not None:

@@ -45,7 +45,7 @@ from dandelion.cluster.call_messages import (
 )
 from dandelion.function import Digest
 
-VERSION = 3
+VERSION = 4
 """Of all that nodes say to each other; nodes with different ones refuse each other. It changes with
 any message, also those of `ballots` and `kept_messages` and the records in them. `Join` and
 `Refuse` stay as they are, so that the reason can be read."""

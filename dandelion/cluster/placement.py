@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from dandelion.cluster.call_messages import EngineGroup, Load
 from dandelion.cluster.discovery import wanted_nodes
-from dandelion.cluster.shares import Used
+from dandelion.cluster.shares import RecentUse, Used
 
 PARTNERS = 16
 NS_PER_BYTE = 1.0
@@ -48,7 +48,7 @@ class View:
         open: it takes calls.
         refused: it refused a call since it last said what it has.
         turn: when it last got a call, as a count.
-        used_ns: how long tenants have used its engines, by tenant and backend.
+        recent_use: how long tenants have used its engines.
     """
 
     groups: dict[str, EngineGroup] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class View:
     refused: bool = False
     waiting: int = 0
     turn: int = 0
-    used_ns: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    recent_use: RecentUse = field(default_factory=RecentUse)
 
     def free(self, backend: str) -> int:
         """How many more calls it takes for all that is known."""
@@ -166,7 +166,7 @@ class Placement:
         """A node said how long some tenants have used its engines."""
         view = self.views.get(name)
         if view is not None:
-            view.used_ns.update(used_ns)
+            view.recent_use.update(used_ns)
 
     def free(self, backend: str) -> int:
         """How many more calls the partners begin at once, together."""

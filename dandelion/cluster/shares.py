@@ -21,6 +21,7 @@ Used = Mapping[str, Mapping[str, int]]
 Counters = dict[str, dict[str, int]]
 """The same, of one message."""
 TENANTS = 1000
+"""In one heartbeat, and in `RecentUse`."""
 KNOWN_LIMIT = 100_000
 """Tenants of one other node whose counters are remembered; a node has fewer."""
 
@@ -95,9 +96,25 @@ class ToldShares:
         return used, {name: self.uncharged[name] for name in used if name in self.uncharged}
 
 
-def used_here(tenants: Iterable[Tenant]) -> Counters:
-    """Return the counters of a node."""
-    return {tenant.name: dict(tenant.used_ns) for tenant in tenants if tenant.used_ns}
+class RecentUse:
+    """Counters of the tenants that used a node's engines last, at most `TENANTS`.
+
+    Attributes:
+        used_ns: by tenant and backend; the tenants that used them last are at the end.
+    """
+
+    __slots__ = ("used_ns",)
+
+    def __init__(self) -> None:
+        self.used_ns: dict[str, Mapping[str, int]] = {}
+
+    def update(self, changed: Used) -> None:
+        """Take counters that have changed."""
+        for tenant, backends in changed.items():
+            self.used_ns.pop(tenant, None)
+            self.used_ns[tenant] = backends
+        for tenant in list(self.used_ns)[: max(0, len(self.used_ns) - TENANTS)]:
+            del self.used_ns[tenant]
 
 
 def seconds(used: Used) -> dict[str, float]:

@@ -15,7 +15,7 @@ from dandelion.cluster.membership import Membership
 from dandelion.cluster.node_side import NodeSide
 from dandelion.cluster.placement import Placement
 from dandelion.cluster.serving import InLink
-from dandelion.cluster.shares import Used, seconds, used_here
+from dandelion.cluster.shares import RecentUse, ToldShares, Used, seconds
 from dandelion.cluster.store_driver import StoreDriver
 from dandelion.errors import CatalogUnavailable, DandelionError
 
@@ -29,6 +29,8 @@ class Status(NodeSide):
     _kept: KeptKeeper
     _membership: Membership
     _placement: Placement
+    _own_shares: ToldShares
+    _own_use: RecentUse
     _links: dict[str, OutLink]
     _in_links: dict[str, InLink]
     _round_trips: dict[str, int]
@@ -53,11 +55,12 @@ class Status(NodeSide):
 
     def info(self) -> ClusterInfo:
         """See `ClusterPart.info`."""
+        self._own_use.update(self._own_shares.next(self.tenants())[0])
         members = members_of(
             self.name,
             self.voters,
             self.load(0),
-            used_here(self.tenants()),
+            self._own_use.used_ns,
             self._membership,
             self._placement,
             self._links,
@@ -116,7 +119,7 @@ def members_of(
             seen.append((member.name, member.state.value, Load(), {}))
             continue
         load = Load(tuple(view.groups.values()), waiting=view.waiting)
-        seen.append((member.name, member.state.value, load, view.used_ns))
+        seen.append((member.name, member.state.value, load, view.recent_use.used_ns))
     found = []
     for node, state, load, used_ns in sorted(seen, key=lambda one: one[0]):
         link, in_link = links.get(node), in_links.get(node)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -47,14 +46,10 @@ def repeated(names: Iterable[str]) -> list[str]:
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """Return the nearest known name, or an empty text; compares with the first 200 names only.
-
-    Comparing names costs far more than all rules together, and a text may have any number of them.
-    """
+    """Return the nearest known name, or an empty text."""
     if len(name) > NAME_LIMIT:
         return ""
-    few = itertools.islice((k for k in known if len(k) <= NAME_LIMIT), 200)
-    return nearest(name, few) or ""
+    return nearest(name, (k for k in known if len(k) <= NAME_LIMIT)) or ""
 
 
 def bad_names(names: Iterable[str], place: SourcePosition) -> Iterator[Problem]:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import heapq
 from collections.abc import Iterable
+
+_COMPARED = 200
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Find the known name that was most likely meant, or None."""
+    """Find the known name that was most likely meant, or None.
+
+    It is compared with the 200 names of the most similar length, since comparing takes long.
+    """
     if len(name) > 128:  # the comparison is quadratic, and such a name is not a typing error
         return None
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    few = heapq.nsmallest(_COMPARED, known, key=lambda other: abs(len(other) - len(name)))
+    matches = difflib.get_close_matches(name, few, n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 

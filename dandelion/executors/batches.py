@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from dandelion import arrays
+from dandelion.arrays import Shape
 from dandelion.data import Item, ItemSet
 from dandelion.dispatcher import Run
 from dandelion.driver import InstanceSets
@@ -73,8 +75,8 @@ def joined(runs: Sequence[Run], domain: MemoryDomain, transfers: Transfers) -> I
 def divided(runs: Sequence[Run], outputs: InstanceSets) -> list[InstanceSets]:
     """Divide the outputs of joined instances; nothing is copied.
 
-    An item that has the name and key of the first instance's input gets those of the input of the
-    instance that the part belongs to.
+    An item that has the name and key of a joined input of the first instance gets those of that
+    input of the instance that the part belongs to.
 
     Args:
         runs: the instances, in the order in which they were joined.
@@ -86,9 +88,9 @@ def divided(runs: Sequence[Run], outputs: InstanceSets) -> list[InstanceSets]:
     Raises:
         BadOutput: an output set has more than one item, or does not have rows for each instance.
     """
-    position = _joined_positions(runs[0].function)[0]
-    inputs = [_only(run.inputs[position]) for run in runs]
-    total = sum(item.size_bytes for item in inputs)
+    positions = _joined_positions(runs[0].function)
+    inputs = [[_only(run.inputs[position]) for position in positions] for run in runs]
+    total = sum(own[0].size_bytes for own in inputs)
     parts: list[list[ItemSet | None]] = [[] for _ in runs]
     for item_set in outputs:
         if item_set is None:
@@ -96,14 +98,10 @@ def divided(runs: Sequence[Run], outputs: InstanceSets) -> list[InstanceSets]:
                 part.append(None)
             continue
         item = _output_of(runs[0].function, item_set)
-        size, start = item.size_bytes, 0
+        start = 0
         for part, run, own in zip(parts, runs, inputs, strict=True):
-            length = _share(runs[0].function, item_set, size, own.size_bytes, total)
+            length, shape = _share(runs[0].function, item_set, own[0].size_bytes, total)
             name, key = _identity(item, runs[0], run, inputs[0], own)
-            shape = item.shape
-            if shape is not None:
-                rows = _share(runs[0].function, item_set, shape[0], own.size_bytes, total)
-                shape = (rows, *shape[1:])
             data = memoryview(item.data)[start : start + length]
             divided_item = Item(name, key, data, item.dtype, shape)
             part.append(ItemSet(item_set.name, (divided_item,), item_set.dtype, item_set.shape))
@@ -129,17 +127,29 @@ def _output_of(function: FunctionSpec, item_set: ItemSet) -> Item:
     return item_set.items[0]
 
 
-def _share(function: FunctionSpec, item_set: ItemSet, whole: int, part: int, total: int) -> int:
-    share, rest = divmod(whole * part, total)
+def _share(
+    function: FunctionSpec, item_set: ItemSet, part: int, total: int
+) -> tuple[int, Shape | None]:
+    """Return the bytes, and the shape, of an instance's part of the only item of a set."""
+    [item] = item_set.items
+    # Without a shape it is not known what a row is, so only elements are not divided.
+    unit = 1 if item.dtype is None else arrays.declared_dtype(item.dtype).itemsize
+    rows = item.size_bytes // unit if item.shape is None else item.shape[0] if item.shape else 1
+    share, rest = divmod(rows * part, total)
     if rest:
         message = f"set '{item_set.name}' does not have a row for each row of the joined inputs"
         raise BadOutput(function.name, message)
-    return share
+    if item.shape is None:
+        return share * unit, None
+    return item.size_bytes * part // total, (share, *item.shape[1:])
 
 
-def _identity(item: Item, first: Run, run: Run, head: Item, own: Item) -> tuple[str, int]:
-    if (item.name, item.key) == (head.name, head.key):
-        return own.name, own.key
+def _identity(
+    item: Item, first: Run, run: Run, heads: Sequence[Item], own: Sequence[Item]
+) -> tuple[str, int]:
+    for head, given in zip(heads, own, strict=True):
+        if (item.name, item.key) == (head.name, head.key):
+            return given.name, given.key
     origin, mine = first.origin, run.origin
     if origin is not None and mine is not None and item.name == origin.name and mine.name:
         return mine.name, mine.key if item.key == origin.key else item.key

@@ -8,7 +8,7 @@ kernels get the set and an offset. Equal constants are stored once.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ ALIGNMENT_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Where constants are.
+    """Where the constants of one part of a function are.
 
     Attributes:
         sets: the elements of each set, by its name.
@@ -38,35 +38,37 @@ class Packed:
         return sum(data.nbytes for data in self.sets.values())
 
 
-def packed(
-    constants: Mapping[str, Constant], used: Collection[str], taken: Collection[str]
-) -> Packed:
+def packed(parts: Sequence[Mapping[str, Constant]], taken: Collection[str]) -> list[Packed]:
     """Pack constants.
 
     Args:
-        constants: of a graph.
-        used: names of those that kernels read; others are left out.
+        parts: the constants of each part of a function, by name. A name may mean different
+            constants in two parts.
         taken: names that no set may have.
+
+    Returns:
+        Where the constants of each part are. All parts have the same sets.
     """
-    parts: dict[str, list[Array]] = {}
+    arrays: dict[str, list[Array]] = {}
     lengths: dict[str, int] = {}
-    places: dict[str, tuple[str, int]] = {}
     known: dict[tuple[str, bytes], tuple[str, int]] = {}
-    for name, constant in constants.items():
-        if name not in used:
-            continue
-        data = _stored(constant)
-        dtype = "bfloat16" if constant.type.dtype == "bfloat16" else data.dtype.name
-        key = (dtype, hashlib.sha256(data.tobytes()).digest())
-        if key not in known:
-            group = _free(f"weights_{dtype}", taken)
-            length = lengths.get(group, 0)
-            padding = -data.size % (ALIGNMENT_BYTES // data.itemsize)
-            parts.setdefault(group, []).append(np.pad(data, (0, padding)))
-            lengths[group] = length + data.size + padding
-            known[key] = (group, length)
-        places[name] = known[key]
-    return Packed({group: np.concatenate(arrays) for group, arrays in parts.items()}, places)
+    places: list[dict[str, tuple[str, int]]] = []
+    for constants in parts:
+        places.append({})
+        for name, constant in constants.items():
+            data = _stored(constant)
+            dtype = "bfloat16" if constant.type.dtype == "bfloat16" else data.dtype.name
+            key = (dtype, hashlib.sha256(data.tobytes()).digest())
+            if key not in known:
+                group = _free(f"weights_{dtype}", taken)
+                length = lengths.get(group, 0)
+                padding = -data.size % (ALIGNMENT_BYTES // data.itemsize)
+                arrays.setdefault(group, []).append(np.pad(data, (0, padding)))
+                lengths[group] = length + data.size + padding
+                known[key] = (group, length)
+            places[-1][name] = known[key]
+    sets = {group: np.concatenate(stored) for group, stored in arrays.items()}
+    return [Packed(sets, of_part) for of_part in places]
 
 
 def _stored(constant: Constant) -> Array:

@@ -9,19 +9,25 @@ the same way are there once.
 from __future__ import annotations
 
 import abc
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from dandelion.arrays import text_of
 from dandelion.blueprint import Blueprint, Code
 from dandelion.documents import FunctionDocument, StaticValue, gpu_function
+from dandelion.errors import InvalidFunction, Problem
 from dandelion.export.packing import Packed, packed
 from dandelion.export.row_sizes import add_buckets, batching_for, declared, limits_for
 from dandelion.export.torch_graph import Constant, TensorType
 from dandelion.function import Limits
 
+_HINT = "rename the module's attribute that has this name, or export with one route"
+
 
 class RoutePart(abc.ABC):
-    """What one route made of a model. Names are different from those of other parts.
+    """What one route made of a model.
+
+    Names of buffers, modules, files and kernels are different from those of other parts.
 
     Attributes:
         inputs, outputs: types of the sets, for the largest number of rows.
@@ -68,16 +74,19 @@ def function_of(
         wait_s: how long a call waits for others, in seconds.
 
     Returns:
-        The document, and its constants.
+        The document, and the places of the first part's constants.
+
+    Raises:
+        InvalidFunction: two parts have the same name for a buffer, a module or a file.
     """
     first = parts[0]
     assert all(p.inputs == first.inputs and p.outputs == first.outputs for p in parts)
-    constants = {n: constant for part in parts for n, constant in part.constants.items()}
+    _check_names(parts)
     buffers = {n: size for part in parts for n, size in part.buffers.items()}
-    assert len(buffers) == sum(len(part.buffers) for part in parts), "names are different"
-    weights = packed(constants, constants, {*first.inputs, *first.outputs, *buffers})
+    weights = packed([p.constants for p in parts], {*first.inputs, *first.outputs, *buffers})
+    sets = weights[0].sets
     built = Blueprint(
-        list(first.inputs), weights=list(weights.sets), outputs=list(first.outputs),
+        list(first.inputs), weights=list(sets), outputs=list(first.outputs),
         modules={n: list(codes) for part in parts for n, codes in part.modules.items()},
     )  # fmt: skip
     for buffer, size in buffers.items():
@@ -87,20 +96,20 @@ def function_of(
 
     def add(index: int) -> None:
         if len(parts) == 1:
-            first.add(built, weights, index)
+            first.add(built, weights[0], index)
             return
         with built.candidates() as made:
-            for part in parts:
+            for part, places in zip(parts, weights, strict=True):
                 with made.alternative():
-                    part.add(built, weights, index)
+                    part.add(built, places, index)
 
     add_buckets(built, first.inputs, first.outputs, first.rows, add)
     any_rows = bool(first.rows)
     inputs = {n: declared(kind, any_rows) for n, kind in first.inputs.items()}
-    inputs |= {n: text_of(data.dtype.name, data.shape) for n, data in weights.sets.items()}
+    inputs |= {n: text_of(data.dtype.name, data.shape) for n, data in sets.items()}
     outputs = {n: declared(kind, any_rows) for n, kind in first.outputs.items()}
     static: dict[str, Mapping[str, StaticValue]] = {
-        group: {group: data} for group, data in weights.sets.items()
+        group: {group: data} for group, data in sets.items()
     }
     function = gpu_function(
         name, built.json(), inputs=[f"{n}: {kind}" for n, kind in inputs.items()],
@@ -109,4 +118,20 @@ def function_of(
         static=static, limits=limits or limits_for(first.outputs, first.rows),
         batching=batching_for(first.inputs, first.rows, wait_s),
     )  # fmt: skip
-    return function, weights
+    return function, weights[0]
+
+
+def _check_names(parts: Sequence[RoutePart]) -> None:
+    kinds: dict[str, list[Mapping[str, object]]] = {
+        "buffer": [part.buffers for part in parts],
+        "module": [part.modules for part in parts],
+        "file": [part.files for part in parts],
+    }
+    problems = [
+        Problem("duplicate", f"two routes have a {kind} of this name", name, hint=_HINT)
+        for kind, named in kinds.items()
+        for name, count in Counter(name for names in named for name in names).items()
+        if count > 1
+    ]
+    if problems:
+        raise InvalidFunction(tuple(problems))

@@ -138,11 +138,7 @@ def export_module(
         InvalidFunction: the module cannot be exported; each operator at fault with its line.
         BackendUnavailable: a tool of the route is not installed, or in another version.
     """
-    if device not in ("gpu", "cpu"):
-        raise InvalidInput("device", f"no kind of device '{device}'", "use gpu or cpu")
-    known = [choice.value for choice in COMPUTATIONS[ElementType.F32]]
-    if precision not in known:
-        raise InvalidInput("precision", f"no precision '{precision}'", f"use {', '.join(known)}")
+    _check_choices(device, precision)
     sizes = checked_batch(batch)
     targets = _targets(route, target)
     began = time.monotonic()
@@ -158,25 +154,35 @@ def export_module(
             prefix += f"b{rows}_" if rows else ""
             found = peak_bucket(rows, graph, Computation(precision), one, prefix, show)
             buckets[one].append(found)
-        if route == "peak":
-            continue
-        _check_operators(graph)
-        rewritten, products = with_products(
-            rows_in_order(folded(graph)), Computation(precision), for_gpu=device == "gpu"
-        )
-        kernels = tinygrad_binding.kernels_of(rewritten, device == "gpu", products, show)
-        made.append((rows, kernels, rewritten.constants))
+        if route != "peak":
+            kernels, constants = _portable(graph, device == "gpu", Computation(precision), show)
+            made.append((rows, kernels, constants))
     if sizes:
         check_rows(module, example_inputs)
     parts: list[RoutePart] = []
     if made:
-        parts.append(
-            PortablePart(name, joined(made) if sizes else single(kernels, rewritten.constants))
-        )
+        parts.append(PortablePart(name, joined(made) if sizes else single(kernels, constants)))
     parts += [PeakPart(found, one) for one, found in buckets.items()]
     function, weights = function_of(name, parts, limits, batch_wait_s)
     report = _report(graph, parts, function, weights, began)
     return ExportedModule(function, report, tuple(graph.inputs), tuple(graph.outputs))
+
+
+def _check_choices(device: str, precision: str) -> None:
+    if device not in ("gpu", "cpu"):
+        raise InvalidInput("device", f"no kind of device '{device}'", "use gpu or cpu")
+    known = [choice.value for choice in COMPUTATIONS[ElementType.F32]]
+    if precision not in known:
+        raise InvalidInput("precision", f"no precision '{precision}'", f"use {', '.join(known)}")
+
+
+def _portable(
+    graph: Graph, for_gpu: bool, computation: Computation, show: ShowProgress
+) -> tuple[Kernels, Mapping[str, Constant]]:
+    """Generate the kernels of the portable route, and give their constants."""
+    _check_operators(graph)
+    rewritten, products = with_products(rows_in_order(folded(graph)), computation, for_gpu=for_gpu)
+    return tinygrad_binding.kernels_of(rewritten, for_gpu, products, show), rewritten.constants
 
 
 def _targets(route: str, target: str) -> list[Target]:

@@ -98,6 +98,8 @@ class Batches:
             return ()
         found = [call]
         room = _Room(call, engine)
+        if not room.takes(call):
+            return ()  # it fails, or runs alone
         for lane in engine.lanes:
             queue = lane.queues.get(call.flow)
             waiting = queue.calls if queue is not None else ()
@@ -148,7 +150,6 @@ class _Room:
         assert batching is not None, "its calls are joined"
         self._joined = call.flow.spec.input_names.index(batching.inputs[0])
         self._rows = batching.rows
-        self.takes(call)
 
     def takes(self, call: CallState) -> bool:
         """Add a call if there is room for it."""
@@ -188,8 +189,8 @@ def _key(call: CallState) -> Key | None:
             return None
         item = item_set.items[0]
         size = item.size_bytes
-        if not size:
-            return None
+        if not size or item.shape == ():
+            return None  # it has no rows
         first_bytes = first_bytes or size
         common = gcd(size, first_bytes)
         # Without a shape it is not known what a row is, so only equal sizes can be joined.

@@ -14,6 +14,7 @@ from dandelion.bench import load as load_module
 from dandelion.bench.load import (
     Arrivals,
     HttpRequest,
+    LoadOrder,
     LoadResult,
     closed_loop,
     intended_times,
@@ -151,6 +152,19 @@ def test_a_closed_loop_asks_when_it_is_answered() -> None:
     assert 0 < load.count < len(account.numbers)
     assert load.achieved_per_s <= load.offered_per_s + 3 / 0.2
     assert set(load.values()) >= {"p50", "p90", "p99", "p999", "achieved_per_s"}
+
+
+def test_a_closed_loop_waits_for_its_last_answers_as_long_as_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    orders: list[LoadOrder] = []
+    monkeypatch.setattr(load_module, "_generate", orders.append)
+    closed_loop(1, REQUEST, callers=3, seconds=0.2, drain_s=20)
+    closed_loop(1, REQUEST, callers=3, seconds=0.2)
+    assert [(one.seconds, one.warm_up_s, one.drain_s) for one in orders] == [
+        (0.2, 0.5, 20),
+        (0.2, 0.5, 1),
+    ]
 
 
 # --- HTTP ---------------------------------------------------------------------------------------

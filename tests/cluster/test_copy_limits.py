@@ -136,7 +136,9 @@ def test_a_new_invocation_is_refused_at_once_if_too_few_voters_have_room(
         limits = CopyLimits(2, 20)
         async with linked(None, limits, limits) as (a, b, c):
             await a.write(put(1, bytes(10)))
-            with pytest.raises(CopiesFull, match="11 bytes") as found:
+            with pytest.raises(
+                CopiesFull, match=r"\(11 bytes are needed, 10 bytes and 1 "
+            ) as found:
                 await a.write(put(2, bytes(11)))
             assert (found.value.free_bytes, found.value.free_number) == (10, 1)
             await a.write(put(3, bytes(10)))
@@ -149,6 +151,11 @@ def test_a_new_invocation_is_refused_at_once_if_too_few_voters_have_room(
             await a.write(put(4))
 
     asyncio.run(run())
+
+
+def test_figures_that_are_not_known_are_not_shown() -> None:
+    assert "room for a copy of this invocation, so less" in str(CopiesFull("b:1"))
+    assert "(0 bytes are needed, 7 bytes and 0 invocations" in str(CopiesFull("b:1", 0, 7, -1))
 
 
 def test_a_result_without_room_is_refused_and_the_failure_is_stored() -> None:

@@ -13,7 +13,8 @@ import pytest
 from dandelion.bench.cluster_model import INPUTS, MS, NEVER_NS, PLAN, POLICY
 
 from dandelion.cluster import shares
-from dandelion.cluster.shares import ToldShares, UsedElsewhere, used_here
+from dandelion.cluster.placement import Placement
+from dandelion.cluster.shares import ToldShares, UsedElsewhere
 from dandelion.dispatcher import Walk
 from dandelion.driver import Capacity
 from dandelion.scheduler import (
@@ -188,4 +189,21 @@ def test_what_was_used_before_a_link_is_not_charged(monkeypatch: pytest.MonkeyPa
     while beat():
         pass
     assert charged == {"1": 3, "2": 2, "3": 3, "4": 4, "5": 810, "new": 2}
-    assert used_here(tenants[:1]) == {"1": {"cpu": 1003}}
+
+
+def test_counters_of_tenants_that_used_no_engines_lately_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shares, "TENANTS", 3)
+    placement = Placement("me")
+    placement.joined("other")
+    recent = placement.views["other"].recent_use
+    update = partial(placement.used, "other")
+    update({"a": {"cpu": 1}, "b": {"cpu": 1}, "c": {"cpu": 1}})
+    update({"a": {"cpu": 2}, "d": {"cpu": 1}})
+    assert recent.used_ns == {"c": {"cpu": 1}, "a": {"cpu": 2}, "d": {"cpu": 1}}
+    update({"b": {"cpu": 5, "gpu": 1}})  # its counters go on
+    assert list(recent.used_ns) == ["a", "d", "b"]
+    for number in range(1000):
+        update({f"t{number}": {"cpu": 1}})
+    assert list(recent.used_ns) == ["t997", "t998", "t999"]

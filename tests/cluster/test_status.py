@@ -9,6 +9,7 @@ import pytest
 from dandelion.cli.main import main
 from dandelion.driver import Call, Engine, InstanceSets
 from dandelion.frontend.server import BackgroundServer
+from dandelion.node import Node
 from dandelion.testing import wait_until
 from tests.cluster.clusters import function, nodes, scripted
 
@@ -28,16 +29,16 @@ def test_all_nodes_and_tenants_are_shown(capsys: pytest.CaptureFixture[str]) -> 
         for _ in range(5):
             requested.invoke("work", x=b"x")
 
-        def used() -> float:
-            info = requested.cluster()
+        def used(asked: Node = requested) -> float:
+            info = asked.cluster()
             assert info is not None
             return {m.name: m for m in info.members}[name].used_s.get("default", 0.0)
 
         there = other.cluster()
         assert there is not None
         name = there.node
-        wait_until(lambda: used() >= 0.1)
-        assert used() < 5
+        wait_until(lambda: used() == used(other) >= 0.1)
+        assert used() == used(other) < 5, "shown again, though it has not changed"
         own = requested.cluster()
         assert own is not None
         assert main(["cluster", "status", "--url", server.url]) == 0

@@ -104,6 +104,8 @@ def test_outputs_may_have_other_rows_but_as_many() -> None:
         (Item.of("x", np.zeros((2, 6), np.uint8)),),
         (Item("x", 0, b"1234"), Item("y", 0, b"1234")),
         (Item("x", 0, b"123"),),
+        (Item.of("x", np.float32(3)),),
+        (Item("x", 0, np.zeros(3, np.float32).tobytes(), "float32"),),
     ],
 )
 def test_outputs_that_cannot_be_divided_are_refused(items: tuple[Item, ...]) -> None:
@@ -125,6 +127,16 @@ def test_outputs_named_after_an_origin_get_the_name_of_their_own() -> None:
     assert second[1] is not None
     assert (second[0].only().name, second[0].only().key) == ("of1", 1)
     assert (second[1].only().name, second[1].only().key) == ("of1", 9)
+
+
+def test_outputs_named_after_any_joined_input_get_the_name_of_their_own() -> None:
+    runs = []
+    for number in range(2):
+        a, w = (ItemSet(n, (Item(f"{n}{number}", number, b"1234"),)) for n in "aw")
+        runs.append(msgspec.structs.replace(run_of(None, b"", None), inputs=(a, None, w)))
+    outputs = (ItemSet("b", (Item("w0", 0, b"12"),)), ItemSet("c", (Item("a0", 0, b"12"),)))
+    names = [[given.only().name for given in part if given] for part in divided(runs, outputs)]
+    assert names == [["w0", "a0"], ["w1", "a1"]]
 
 
 # --- in a process -------------------------------------------------------------------------------

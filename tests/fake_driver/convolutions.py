@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dandelion.backends.gpu import cudnn_binding
+from dandelion.backends.gpu import cudnn_binding, timed_library
 from dandelion.backends.gpu.compiling import CodeCache
 from dandelion.backends.gpu.cudnn_binding import load
 from dandelion.backends.gpu.miopen_binding import load as load_miopen
@@ -19,6 +19,7 @@ from dandelion.blueprint.operation_calls import ConvolutionCall
 from dandelion.errors import DeviceFault
 from tests.fake_driver.fake import Fake, Runner, function, numbers
 from tests.fake_driver.operations import CALLS, Case, is_in_library, runner_of
+from tests.fake_driver.scenarios import expect
 
 GEMM, INEXACT, SLOW, FAST, RANDOM, TF32 = (
     0,
@@ -292,6 +293,48 @@ def dropped_plans_release_their_convolutions(fake: Fake) -> None:
     assert fake.convolutions.fake_dnn_live(1) == alive - packs
     case.check(runner)
     runner.close()
+    fake.nothing_left()
+
+
+def shapes_beyond_the_bound_are_right(fake: Fake) -> None:
+    """Handles of ways are kept while they are used, and dropped ways are chosen as before."""
+    bound = timed_library._KNOWN
+    runner = runner_of(fake)
+    cases = [_case(padding=padding) for padding in range(1, 5)]
+    try:
+        timed_library._KNOWN = 2
+        for case in cases:
+            case.check(runner)
+        for case in cases:
+            runner.engine.forget(case.function)
+            case.check(runner)
+    finally:
+        timed_library._KNOWN = bound
+    runner.close()
+    fake.nothing_left()
+
+
+def dropped_ways_are_chosen_again(fake: Fake) -> None:
+    """The memory of a plan that was made before is that of the way which was chosen then."""
+    bound = timed_library._KNOWN
+    case = _case(followed=False)
+    with tempfile.TemporaryDirectory() as folder:
+        runner = Runner(fake, cache=CodeCache(Path(folder)))
+        device: Any = runner.engine.device
+        library = device.lowering().library
+        try:
+            timed_library._KNOWN = 1
+            device.trials_until = time.monotonic()  # so the first way is taken
+            needed = library.workspace_bytes(case.operation())
+            assert needed
+            library.workspace_bytes(_case(followed=False, padding=2).operation())
+            case.check(runner)
+            assert fake.convolutions.fake_dnn_engine() == SLOW
+        finally:
+            timed_library._KNOWN = bound
+        places = dict.fromkeys(("image", "weight", "out"), 0)
+        expect(DeviceFault, lambda: library.prepare(case.operation(), places, (0, needed - 1)))
+        runner.close()
     fake.nothing_left()
 
 

@@ -21,10 +21,10 @@ from dandelion.blueprint.operation_calls import (
     operand_calls,
 )
 from dandelion.blueprint.operation_records import Conv2d, Gemm
-from dandelion.errors import DeviceFault, InvalidInput
+from dandelion.errors import DeviceFault, InvalidBlueprint, InvalidInput
 from dandelion.function import Function
 from tests.fake_driver.fake import Fake, Runner, function, numbers
-from tests.fake_driver.scenarios import expect
+from tests.fake_driver.scenarios import FILES, expect
 
 STORED = {"f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 TOLERANCES = {"f64": 1e-12, "f32": 2e-5, "f16": 2e-3, "bf16": 1.6e-2}
@@ -296,6 +296,25 @@ def dropped_plans_release_their_products(fake: Fake) -> None:
     runner.engine.forget(case.function)
     assert fake.operations.fake_lt_live(1) == 0
     runner.close()
+
+
+def calls_that_cannot_be_launched_release_their_products(fake: Fake) -> None:
+    made = bp.Blueprint(inputs=["a", "b"], outputs=["y"], modules={"k": "k.c"})
+    y = made.buffer("y", 35 * 17 * 4)
+    made.gemm(out=y, a=made.a, b=made.b, m=35, n=17, k=24)
+    made.launch("shared", [y], block=64, shared_mem_bytes=1 << 20)
+    wanted = function(made, FILES)
+    inputs = {"a": bytes(35 * 24 * 4), "b": bytes(24 * 17 * 4)}
+    runner = runner_of(fake)
+    for _ in range(3):
+        expect(
+            InvalidBlueprint,
+            lambda: runner.run(wanted, *(runner.one(n, data) for n, data in inputs.items())),
+        )
+    if fake.operations:
+        assert [fake.operations.fake_lt_live(kind) for kind in range(1, 4)] == [0, 0, 0]
+    runner.close()
+    fake.nothing_left()
 
 
 def a_library_that_is_not_installed_is_not_missed(fake: Fake) -> None:

@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from dandelion.backends.process import sandbox_pool
+from dandelion.backends.process import zygote_start
 from dandelion.backends.process.cores import ProcessDriver
 from dandelion.backends.process.engine import ProcessEngine
 from dandelion.backends.process.handle import Sandbox
@@ -186,8 +186,8 @@ def test_a_call_that_finds_no_sandbox_does_not_wait_for_a_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     quiet = "from dandelion.backends.process import replacement; replacement.QUIET_MS = 60_000;"
-    boot = sandbox_pool._BOOT.replace("run(control", quiet + "run(control")
-    monkeypatch.setattr(sandbox_pool, "_BOOT", boot)
+    boot = zygote_start._BOOT.replace("run(control", quiet + "run(control")
+    monkeypatch.setattr(zygote_start, "_BOOT", boot)
     driver = ProcessDriver(ahead=2)
     with (
         closing(driver.factory().engine("0")) as idle,
@@ -203,8 +203,8 @@ def test_a_sandbox_that_a_call_waits_for_does_not_warm_up(monkeypatch: pytest.Mo
         "from dandelion.backends.process import sandbox; warm = sandbox.warm_up; sandbox.warm = [];"
         "sandbox.warm_up = lambda *ends: sandbox.warm.append(os.getpid()) or warm(*ends);"
     )
-    boot = sandbox_pool._BOOT.replace("run(control", noting + "run(control")
-    monkeypatch.setattr(sandbox_pool, "_BOOT", boot)
+    boot = zygote_start._BOOT.replace("run(control", noting + "run(control")
+    monkeypatch.setattr(zygote_start, "_BOOT", boot)
     tells = function("""
         import os, sys
 
@@ -233,7 +233,7 @@ def test_no_call_waits_where_all_forks_fail(
         f"import time; sandbox._start = lambda context: time.sleep({after_s}) or 1 / 0;"
     )
     monkeypatch.setattr(
-        sandbox_pool, "_BOOT", sandbox_pool._BOOT.replace("run(control", ending + "run(control")
+        zygote_start, "_BOOT", zygote_start._BOOT.replace("run(control", ending + "run(control")
     )
     with process_engine(ahead=1) as engine, pytest.raises(EngineDied):
         run(engine, ECHO, b"", left_s=50)

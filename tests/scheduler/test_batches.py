@@ -133,6 +133,30 @@ def test_calls_are_joined_up_to_a_number_of_rows() -> None:
     assert node.sizes == [3, 0, 0]
 
 
+def test_a_call_with_too_many_rows_by_itself_spoils_no_other() -> None:
+    node = Node(calls=8, rows=4)
+
+    def rows(count: int) -> InstanceSets:
+        return (ItemSet("x", (Item("a", 0, bytes(8 * count), "float32", (count, 2)),)),)
+
+    for count in (5, 1, 1):
+        node.submit(0, rows(count))
+    node.tick(10 * MS)
+    for call in node.sent:  # it grows
+        node.finish(call, 11 * MS)
+    assert node.sizes == [0, 2]
+
+
+def test_numbers_have_no_rows_to_join() -> None:
+    node = Node(calls=8)
+    for shape in ((), (1,), (), (1,)):
+        node.submit(0, (ItemSet("x", (Item("a", 0, bytes(4), "float32", shape),)),))
+    node.tick(10 * MS)
+    for call in node.sent:  # it grows
+        node.finish(call, 11 * MS)
+    assert sorted(node.sizes) == [0, 0, 2]
+
+
 def test_the_wait_of_earlier_calls_does_not_shorten_that_of_later_ones() -> None:
     node = Node(places=10)
     node.submit(0)

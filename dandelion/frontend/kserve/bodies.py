@@ -149,6 +149,7 @@ async def write_response(
 
     Raises:
         NotAcceptable: an output has no form in JSON.
+        TooLarge: an element of BYTES has 4 GiB or more.
     """
     forms = {output.name: output.parameters for output in document.outputs or ()}
     binary_by_default = document.parameters.get("binary_data_output") is True

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from dandelion.arrays import declared_dtype, name_of
 from dandelion.data import Bytes, SetSpec
-from dandelion.errors import InvalidInput, TooMany
+from dandelion.errors import InvalidInput, TooLarge, TooMany
 from dandelion.frontend.asgi import clipped, did_you_mean
 
 BYTES = "BYTES"
@@ -33,6 +33,7 @@ DATATYPES = (*_DTYPES, BYTES)
 
 LENGTH = struct.Struct("<I")
 """The length of an element of BYTES."""
+ELEMENT_LIMIT_BYTES = 2**32 - 1
 
 
 def dtype_of(where: str, datatype: str) -> str | None:
@@ -98,12 +99,20 @@ def split_elements(where: str, data: Bytes, count: int, limit: int) -> list[Byte
     return elements
 
 
-def joined_elements(elements: Iterable[Bytes]) -> bytes:
-    """Write elements of BYTES in binary form."""
+def element_pieces(where: str, elements: Iterable[Bytes]) -> list[Bytes]:
+    """Write elements of BYTES in binary form, in pieces that follow each other.
+
+    Raises:
+        TooLarge: the length of an element does not fit in four bytes.
+    """
     pieces: list[Bytes] = []
-    for element in elements:
+    for index, element in enumerate(elements):
+        if len(element) > ELEMENT_LIMIT_BYTES:
+            place = f"{where}: element {index}"
+            remedy = "use POST /v1/invoke/NAME"
+            raise TooLarge(place, len(element), ELEMENT_LIMIT_BYTES, remedy)
         pieces += LENGTH.pack(len(element)), element
-    return b"".join(pieces)
+    return pieces
 
 
 def _short(where: str, message: str) -> InvalidInput:

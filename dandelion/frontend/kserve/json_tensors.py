@@ -18,7 +18,7 @@ from dandelion.data import Bytes, Item, ItemSet
 from dandelion.errors import InvalidInput, TooMany
 from dandelion.frontend.asgi import clipped
 from dandelion.frontend.codecs import SetMap
-from dandelion.frontend.kserve.datatypes import BF16, BYTES, dtype_of, joined_elements
+from dandelion.frontend.kserve.datatypes import BF16, BYTES, dtype_of, element_pieces
 from dandelion.frontend.kserve.documents import (
     InferRequest,
     InferResponse,
@@ -44,6 +44,7 @@ def read_tensors(body: Bytes) -> tuple[InferRequest, SetMap]:
     Raises:
         InvalidInput: the body is not such a request, or data does not fit its datatype and shape.
         TooMany: there are too many inputs, outputs or parameters.
+        TooLarge: an element of BYTES has 4 GiB or more.
     """
     request = read_infer_request(body)
     _check_counts(request)
@@ -66,7 +67,7 @@ def _binary(where: str, datatype: str, shape: list[int], value: Any) -> Bytes:
     if dtype is None:
         texts = list(_texts(where, value))
         _check_count(where, len(texts), shape)
-        return joined_elements([text.encode() for text in texts])
+        return b"".join(element_pieces(where, [text.encode() for text in texts]))
     array = number_array(where, value)
     _check_count(where, array.size, shape)
     if dtype == "uint64" and array.dtype.kind == "f":

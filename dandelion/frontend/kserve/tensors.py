@@ -30,6 +30,7 @@ from dandelion.frontend.kserve.datatypes import (
     LENGTH,
     datatype_of,
     dtype_of,
+    element_pieces,
     split_elements,
     tensor_type,
 )
@@ -67,13 +68,14 @@ class OutputTensor:
         return lengths + sum(map(len, self.chunks))
 
     def binary(self) -> list[Bytes]:
-        """Give the binary form, in pieces."""
+        """Give the binary form, in pieces.
+
+        Raises:
+            TooLarge: an element of BYTES has 4 GiB or more.
+        """
         if self.datatype != BYTES:
             return self.chunks
-        pieces: list[Bytes] = []
-        for element in self.chunks:
-            pieces += LENGTH.pack(len(element)), element
-        return pieces
+        return element_pieces(f"outputs.{self.name}", self.chunks)
 
 
 # --- requests -------------------------------------------------------------------------------------

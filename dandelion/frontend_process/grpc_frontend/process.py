@@ -17,6 +17,7 @@ from dandelion.frontend.conversion.converter import Converter
 from dandelion.frontend.guard import Guard
 from dandelion.frontend_process.grpc_frontend.methods import Methods
 from dandelion.frontend_process.grpc_frontend.server import Service
+from dandelion.frontend_process.grpc_frontend.wire import MESSAGE_LIMIT_BYTES
 from dandelion.frontend_process.messages import Open
 from dandelion.frontend_process.process import Frontend, Stoppable
 from dandelion.frontend_process.remote_node import RemoteNode
@@ -95,7 +96,7 @@ class GrpcServer:
             InternalError: the address cannot be listened on.
         """
         server = grpc.aio.server(
-            options=_options(self._settings),
+            options=options_of(self._settings),
             maximum_concurrent_rpcs=self._settings.grpc_max_calls,
         )
         server.add_generic_rpc_handlers((self._service,))
@@ -149,9 +150,11 @@ class GrpcServer:
             return None
 
 
-def _options(settings: Settings) -> list[tuple[str, int]]:
+def options_of(settings: Settings) -> list[tuple[str, int]]:
+    """Give the options of the server."""
+    received_bytes = min(settings.body_limit_bytes + _ENVELOPE_BYTES, MESSAGE_LIMIT_BYTES)
     return [
-        ("grpc.max_receive_message_length", settings.body_limit_bytes + _ENVELOPE_BYTES),
+        ("grpc.max_receive_message_length", received_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 1),
         ("grpc.max_connection_idle_ms", int(settings.idle_timeout_s * 1000)),

@@ -12,7 +12,7 @@ from dandelion.data import Bytes
 from dandelion.errors import InvalidInput
 from dandelion.frontend.asgi import clipped
 from dandelion.frontend.kserve.bodies import region_parameters
-from dandelion.frontend.kserve.datatypes import BYTES, dtype_of, joined_elements
+from dandelion.frontend.kserve.datatypes import BYTES, dtype_of, element_pieces
 from dandelion.frontend.kserve.errors import Unsupported
 from dandelion.frontend.kserve.inference import (
     GivenTensor,
@@ -118,7 +118,7 @@ def _typed(where: str, datatype: str, contents: Message) -> Bytes:
             raise InvalidInput(where, f"{other.name} for {datatype}", f"send {field}")
     values = getattr(contents, field)
     if dtype is None:
-        return joined_elements(values)
+        return b"".join(element_pieces(where, values))
     return cast_numbers(where, np.fromiter(values, wide, len(values)), np.dtype(dtype))
 
 
@@ -146,6 +146,9 @@ def write_infer(result: InferenceResult, id_: str, *, is_final: bool = False) ->
         result: of the call.
         id_: that the client gave.
         is_final: whether to add that no further response follows.
+
+    Raises:
+        TooLarge: the message would have 2 GiB or more, or an element of BYTES 4 GiB.
     """
     model = result.model
     response = _Response(model_name=model.name, model_version=str(model.version), id=id_)

@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dandelion.data import Bytes
-from dandelion.errors import InvalidInput
+from dandelion.errors import InvalidInput, TooLarge
 
 RAW_INPUTS = 7
 RAW_OUTPUTS = 6
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _VARINT_LIMIT_BYTES = 10
+MESSAGE_LIMIT_BYTES = 2**31 - 1
+"""Of protobuf and of gRPC."""
 
 
 def split_raw(message: bytes, field: int) -> tuple[bytes, list[memoryview]]:
@@ -61,10 +63,17 @@ def split_raw(message: bytes, field: int) -> tuple[bytes, list[memoryview]]:
 
 
 def joined_raw(message: bytes, field: int, values: Iterable[list[Bytes]]) -> bytes:
-    """Add values of a bytes field, each given in pieces, to a message."""
+    """Add values of a bytes field, each given in pieces, to a message.
+
+    Raises:
+        TooLarge: the message would be larger than one may be.
+    """
     pieces: list[Bytes] = [message]
     for value in values:
         pieces += bytes_head(field, sum(map(len, value))), *value
+    size = sum(map(len, pieces))
+    if size > MESSAGE_LIMIT_BYTES:
+        raise TooLarge("response", size, MESSAGE_LIMIT_BYTES, "request it over HTTP")
     return b"".join(pieces)
 
 

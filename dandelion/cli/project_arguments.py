@@ -1,4 +1,4 @@
-"""The grammar of the verbs for projects: from a file to a node."""
+"""The arguments of the commands for projects: from a file to a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grammar of the verbs that invoke: at once, asynchronously, recorded, replayed."""
+"""The arguments of the commands that invoke: at once, asynchronously, recorded, replayed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dandelion.asynchronous.records import KeptState
 from dandelion.cli.grammar import VerbParser
-from dandelion.cli.project_verbs import add_outgoing, add_wheels
+from dandelion.cli.project_arguments import add_outgoing, add_wheels
 
 GPU_BACKENDS = ("cuda", "hip", "opencl")
 
