@@ -191,8 +191,10 @@ def test_what_there_is(client: triton.InferenceServerClient) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("echo", "1")
+    assert not client.is_model_ready("ecko")
+    assert not client.is_model_ready("echo", "2")
     with pytest.raises(InferenceServerException, match="did you mean 'echo'"):
-        client.is_model_ready("ecko")
+        client.get_model_metadata("ecko")
     assert client.get_server_metadata().name == "dandelion"
     metadata = client.get_model_metadata("matrix")
     assert [(one.datatype, list(one.shape)) for one in metadata.inputs] == [("FP32", [-1, 2])]

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TypeAlias
 
-from dandelion.errors import DandelionError, InvalidInput
+from dandelion.errors import DandelionError, InvalidInput, Unknown
 from dandelion.frontend.conversion.converter import Converter
 from dandelion.frontend.conversion.costs import LARGE_BYTES
 from dandelion.frontend.kserve.documents import ConfigTensor
@@ -93,8 +93,13 @@ class Methods:
         return await self._models.find(tenant, request.name, request.version)
 
     async def _model_ready(self, data: bytes, tenant: str, _: float | None) -> bytes:
-        await self._find("ModelReadyRequest", data, tenant)
-        return _written(message_class("ModelReadyResponse")(ready=self._node.ready()))
+        try:
+            await self._find("ModelReadyRequest", data, tenant)
+        except Unknown:  # as Triton answers
+            ready = False
+        else:
+            ready = self._node.ready()
+        return _written(message_class("ModelReadyResponse")(ready=ready))
 
     async def _metadata(self, data: bytes, tenant: str, _: float | None) -> bytes:
         model = await self._find("ModelMetadataRequest", data, tenant)
