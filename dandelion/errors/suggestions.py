@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import difflib
 import heapq
+import itertools
 from collections.abc import Iterable
 
+_LOOKED_AT = 2000
 _COMPARED = 200
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Find the known name that was most likely meant, or None.
 
-    It is compared with the 200 names of the most similar length, since comparing takes long.
+    It is compared with the 200 names of the most similar length among the first 2000, since
+    comparing takes long.
     """
     if len(name) > 128:  # the comparison is quadratic, and such a name is not a typing error
         return None
-    few = heapq.nsmallest(_COMPARED, known, key=lambda other: abs(len(other) - len(name)))
+    first = itertools.islice(known, _LOOKED_AT)
+    few = heapq.nsmallest(_COMPARED, first, key=lambda other: abs(len(other) - len(name)))
     matches = difflib.get_close_matches(name, few, n=1, cutoff=0.6)
     return matches[0] if matches else None
 

@@ -11,7 +11,7 @@ from dandelion.scheduler.actions import Action, Check, Start
 from dandelion.scheduler.calls import Calls
 from dandelion.scheduler.concurrency import is_extra
 from dandelion.scheduler.engine import EnginePhase, EngineState
-from dandelion.scheduler.retries import restart_delay_ns
+from dandelion.scheduler.retries import UNAVAILABLE_RESTART_S, restart_delay_ns
 
 
 class Fleet:
@@ -67,21 +67,31 @@ class Fleet:
             self._calls.sending.feed_remote(now_ns)
 
     def failed(self, engine: EngineState, error: DandelionError, now_ns: int) -> None:
-        """An engine could not be started."""
+        """An engine could not be started.
+
+        One that was never up is tried again only if its process ended: anything else, such as a
+        device that is missing, stays as it is.
+        """
         engine.error = error
         if engine.pool is not None and is_extra(engine):
             engine.phase = EnginePhase.DORMANT
             engine.pool.failed(now_ns)
-        elif not engine.name:
-            engine.phase = EnginePhase.UNAVAILABLE
-        else:
+        elif engine.name:
             engine.failed_starts += 1
             delay_ns, unavailable = restart_delay_ns(engine.failed_starts)
             engine.phase = EnginePhase.UNAVAILABLE if unavailable else EnginePhase.STARTING
-            engine.retry_ns = now_ns + delay_ns
-            if self.next_retry_ns is None or engine.retry_ns < self.next_retry_ns:
-                self.next_retry_ns = engine.retry_ns
+            self._retry(engine, now_ns + delay_ns)
+        else:
+            engine.phase = EnginePhase.UNAVAILABLE
+            if isinstance(error, EngineDied) and not engine.remote:
+                self._retry(engine, now_ns + int(UNAVAILABLE_RESTART_S * 1e9))
         self._calls.engines_changed(now_ns)
+
+    def _retry(self, engine: EngineState, at_ns: int) -> None:
+        """Start an engine again later."""
+        engine.retry_ns = at_ns
+        if self.next_retry_ns is None or at_ns < self.next_retry_ns:
+            self.next_retry_ns = at_ns
 
     def lost(
         self,

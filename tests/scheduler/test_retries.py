@@ -11,10 +11,19 @@ from dandelion.dataflow.sharding import Partitioning
 from dandelion.dispatcher import CompositionPlan, Walk
 from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import Capacity
-from dandelion.errors import ContextFull, DandelionError, EngineDied, Faulted, Raised
+from dandelion.errors import (
+    BackendUnavailable,
+    ContextFull,
+    DandelionError,
+    EngineDied,
+    Faulted,
+    Raised,
+)
 from dandelion.function import CodeObject, FunctionSpec
 from dandelion.scheduler import EngineState, InvocationState, Scheduler, Tenant, policy_of
-from dandelion.scheduler.actions import End, Send
+from dandelion.scheduler.actions import End, Send, Start
+from dandelion.scheduler.engine import EnginePhase
+from dandelion.scheduler.retries import UNAVAILABLE_RESTART_S
 
 INPUTS = (ItemSet("x", (Item("a", 0, b"data"),)),)
 DIED = EngineDied("0", "it died")
@@ -95,3 +104,27 @@ def test_a_call_with_parts_runs_as_these_after_its_first_failure(
 @pytest.mark.parametrize("plan", [plan_of("f"), with_parts(plan_of("f"))])
 def test_a_call_that_had_not_begun_is_sent_again(plan: CompositionPlan) -> None:
     assert run(plan, DIED, begun=False) == " ".join(["f"] * 10 + ["..."])
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [(DIED, True), (BackendUnavailable("cpu", "no device"), False), (FULL, False)],
+)
+def test_an_engine_whose_process_ended_before_it_was_ever_up_is_started_again(
+    error: DandelionError, again: bool
+) -> None:
+    scheduler = Scheduler(policy_of("fair"), 1 << 30, lambda flow: (0, 0))
+    engine = EngineState(0, frozenset({"cpu"}), places=1)
+    scheduler.fleet.added(engine)
+    for failed_ns in (0, 10**10):
+        assert [action for action in scheduler.take() if isinstance(action, Start)]
+        scheduler.fleet.failed(engine, error, failed_ns)
+        assert engine.phase is EnginePhase.UNAVAILABLE, "calls do not wait for it"
+        due_ns = failed_ns + int(UNAVAILABLE_RESTART_S * 1e9)
+        assert scheduler.fleet.next_retry_ns == (due_ns if again else None)
+        scheduler.tick(due_ns)
+        if not again:
+            assert not scheduler.take()
+            return
+    scheduler.fleet.up(engine, "0", Capacity(), 2 * 10**10)
+    assert engine.phase is EnginePhase.READY
