@@ -392,6 +392,45 @@ def test_check_one_file(
     assert command("check", path)[0] == code
 
 
+PROGRAM = """
+import dandelion as dd
+
+@dd.function
+def slow(n: int) -> int:
+    return n
+
+@dd.composition
+def sums(numbers):
+    {}
+    return {{"sums": slow(dd.each(numbers))}}
+"""
+WITH_TEXT = """
+from dandelion.documents import RegistrationDocument
+
+def document():
+    return RegistrationDocument(compositions=("composition",))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "found"),
+    [
+        (PROGRAM.format("pass"), ""),
+        (PROGRAM.format("if numbers: pass"), "x.py:10:5: a set has no value"),
+        (WITH_TEXT, "x.py: compositions[0]"),
+        ("x = 1", "nothing to register"),
+        ("raise ValueError('no')", "ValueError: no"),
+    ],
+)
+def test_check_a_python_file(command: Command, tmp_path: Path, program: str, found: str) -> None:
+    path = tmp_path / "x.py"
+    path.write_text(program)
+    code, out, _ = command("check", path)
+    assert code == bool(found)
+    assert found in out
+    assert command("check", tmp_path)[1].startswith("0 files"), "it has to be named"
+
+
 def test_graph_of_a_file(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "good.dandelion"
     path.write_text(GOOD)

@@ -1,8 +1,9 @@
-"""``dandelion check``: check composition texts and blueprints without a node or a device.
+"""``dandelion check``: check compositions and blueprints without a node or a device.
 
-Declarations of functions in a text are assumed to be right. Sources and binaries of a blueprint are
-checked if they are in the same folder. In a folder, JSON files that are neither blueprints nor
-registration documents are skipped; a file that is named must be one of them.
+Declarations of functions in a text are assumed to be right. A Python file is loaded; what it
+describes is checked, not the code of its functions. It is loaded only if it is named. Sources and
+binaries of a blueprint are checked if they are in the same folder. In a folder, JSON files that are
+neither blueprints nor registration documents are skipped; a file that is named must be one of them.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from typing import Any
 import msgspec
 
 from dandelion.blueprint import GpuConfig, parse_blueprint
+from dandelion.cli.loading import load_program
 from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments
+from dandelion.cli.sources import ProgramFailed
 from dandelion.data import SetSpec
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.validate import check_module
+from dandelion.documents import RegistrationDocument
 from dandelion.errors import InvalidBlueprint, InvalidComposition, InvalidInput, Problem
 from dandelion.frontend.records import read_document
 from dandelion.function import CodeObject, Function, FunctionSpec, digest_of
@@ -80,6 +84,8 @@ def check_file(path: Path) -> Checked:
             problem = Problem("encoding", f"not valid UTF-8: {error.reason}", str(path))
             return Checked(str(path), "composition", (problem,))
         return Checked(str(path), "composition", tuple(check_text(text, str(path))))
+    if path.suffix == ".py":
+        return Checked(str(path), "program", tuple(_program(path)))
     fields = _fields(path)
     kind = _kind(fields)
     if kind == "document":
@@ -87,7 +93,7 @@ def check_file(path: Path) -> Checked:
     if kind == "blueprint" or path.suffix == ".json":
         return Checked(str(path), "blueprint", tuple(_placed(path, _blueprint(path))))
     problem = Problem(
-        "unknown-kind", "it cannot be checked", str(path), expected="*.dandelion or *.json"
+        "unknown-kind", "it cannot be checked", str(path), expected="*.dandelion, *.json or *.py"
     )
     return Checked(str(path), "unknown", (problem,))
 
@@ -105,6 +111,18 @@ def _document(path: Path) -> list[Problem]:
         document = read_document(path.read_bytes(), "application/json")
     except InvalidInput as error:
         return [Problem("document", error.message, error.where)]
+    return _compositions(document)
+
+
+def _program(path: Path) -> list[Problem]:
+    try:
+        document, _ = load_program(path)
+    except (ProgramFailed, InvalidInput) as error:
+        return [Problem("program", str(error))]
+    return list(_placed(path, _compositions(document)))
+
+
+def _compositions(document: RegistrationDocument) -> list[Problem]:
     return [
         msgspec.structs.replace(problem, where=f"compositions[{index}]:{problem.where}".rstrip(":"))
         for index, text in enumerate(document.compositions)

@@ -110,7 +110,7 @@ def make_parser() -> MainParser:
     add_invocations(verbs, local, remote)
     _views(verbs, remote)
     check = verbs.add_parser(
-        "check", parents=[local], help="check texts and blueprints without a node"
+        "check", parents=[local], help="check compositions and blueprints without a node"
     )
     check.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files or folders")
     _export(verbs.add_parser("export", parents=[local], help="make a function of a PyTorch module"))
