@@ -188,7 +188,7 @@ def test_a_node_closes_while_a_process_starts_or_works(
         if "ready" in script:
             assert node.wait_ready()
         node.close()
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 30
 
 
 def test_a_node_closes_while_a_call_is_out(fake: FakeEngineProcess) -> None:
@@ -198,7 +198,7 @@ def test_a_node_closes_while_a_call_is_out(fake: FakeEngineProcess) -> None:
             call = pool.submit(outcome, node)
             wait_until(lambda: any(engine.busy for engine in node.engines()))
             begin = time.monotonic()
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 30
         assert call.result(DEADLINE_S) == "Cancelled"
 
 

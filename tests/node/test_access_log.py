@@ -208,7 +208,7 @@ def test_a_queue_that_is_full_drops_and_counts(
     real = os.write
 
     def held(file: int, data: bytes) -> int:
-        written.wait(10)
+        written.wait(20)
         return real(file, data)
 
     monkeypatch.setattr(access_log.os, "write", held)
