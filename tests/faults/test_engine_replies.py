@@ -144,9 +144,9 @@ def test_a_process_that_reads_nothing_cannot_hold_up_a_large_call(
     assert node.invoke_sets("F", {"a": many_items()}).sets.b is None
 
 
-@plays(f"{UP}process.answer(process.call())\nimport time; time.sleep(0.6)\n{SERVE}")
+@plays(f"{UP}process.answer(process.call())\nimport time; time.sleep(1.2)\n{SERVE}")
 def test_a_call_may_be_sent_for_as_long_as_it_may_last(node: Node) -> None:
-    register(node, "Short", wall_s=0.4)
+    register(node, "Short", wall_s=1.0)
     assert outcome(node, "Short") == "answered"
     assert node.invoke_sets("F", {"a": many_items()}).sets.b is None
 
@@ -293,8 +293,8 @@ def test_a_call_pays_for_no_death_before_it_began(
 def test_the_limit_of_a_call_counts_from_when_it_begins(fake: FakeEngineProcess) -> None:
     fake.script(
         f"{UP}{WARM}a = process.call(); b = process.call()\nimport time\n"
-        "for one in (a, b): time.sleep(0.4); process.answer(one)\nprocess.call()"
+        "for one in (a, b): time.sleep(0.8); process.answer(one)\nprocess.call()"
     )
     with played_node(fake, ROOM) as node:
-        register(node, "G", wall_s=0.5)
+        register(node, "G", wall_s=1.2)
         assert two_calls(node, "G") == ["answer", "answer"]
