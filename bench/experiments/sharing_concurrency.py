@@ -124,7 +124,7 @@ def _ask(lineup: TenantLineup, system: Tenants, found: Measured, clients: int) -
     lineup.say(f"{clients} clients, {system.name}")
     exclusive = isinstance(system, Exclusive) and clients > 1
     if isinstance(system, SharedNode):
-        closed_loop(system, bodies, seconds=bench.pick(0.1, 0.3, 4.0 if clients > 1 else 1.0))
+        closed_loop(system, bodies, seconds=bench.pick(0.1, 0.3, 8.0 if clients > 1 else 1.0))
     elif not exclusive:
         closed_loop(system, bodies, seconds=bench.pick(0.05, 0.1, 0.3), least=clients, most_s=1.5)
     seconds = bench.pick(0.15, 0.3, 1.2)

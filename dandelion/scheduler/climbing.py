@@ -11,7 +11,8 @@ The count is changed in pairs of windows: one at the present count, one at a nei
 Both are compared by the kinds that they have in common, with the same mix, so a change of the mix
 does not look like one of the speed. A higher count has to be faster by more than `UP_GAIN`; a lower
 one must not be slower. If neither neighbour is better, there is a pause: it doubles each time, and
-is at least `LOST_FACTOR` times the work that was lost by trying. It ends early if the mix changes.
+is at least `LOST_FACTOR` times the work that was lost by trying. It ends early if the mix changes,
+or if calls wait and hardly any did when it began.
 If most calls are others, the count begins at the one that was best for such calls before, or at a
 low one: calls of which too many run at once take long, so going up is faster than going down.
 """
@@ -42,7 +43,9 @@ CHANGED, OTHERS = 0.25, 0.5
 longer or shorter; if the second part is that of kinds that were not there lately, most calls are
 others."""
 FIRST_COUNT, MUCH, LATELY_NS = 2, 0.2, 5_000_000_000
-BUSY, QUEUED = 0.9, 0.5
+BUSY, QUEUED, NOT_QUEUED = 0.9, 0.5, 0.25
+"""Engines are busy for so much of the time; calls wait if so many follow another one at once, and
+hardly any wait if fewer than the last part do."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +99,11 @@ class Window:
     longest_ns: int = 0
     kinds: dict[Kind, Sums] = field(default_factory=dict)
     engines: int = 0
+
+    @property
+    def followed_part(self) -> float:
+        """Which part of the calls was followed by another one at once."""
+        return self.followed / self.calls
 
     def add(self, kind: Kind, units: int, cycle_ns: int, engine_ns: int) -> None:
         """Count a call, or a batch of so many units."""
@@ -213,6 +221,7 @@ class Climber:
     _pause_ns: int = 0
     _lost_ns: float = 0.0
     _changed_ns: int = 0
+    _unqueued: bool = False  # hardly any calls waited when the pause began
 
     @property
     def target(self) -> int:
@@ -250,23 +259,26 @@ class Climber:
             return  # some of its calls are those of before
         self._base = window
         self.wanted = 0
+        queued = window.followed_part >= QUEUED
+        if queued and self._unqueued:
+            self._restart(now_ns)
         if window.engine_ns < BUSY * window.cycles() or now_ns < self._due_ns:
             return
         for direction in (self._direction, -self._direction):
             if direction in self._tried:
                 continue
             if direction > 0:
-                queued = window.followed >= QUEUED * window.calls
                 rung = above(self.count, limits.later) if queued else 0
             else:
                 rung = below(min(self.count, window.engines))
             if rung > limits.now:
-                self.wanted = rung
-            elif rung:
+                self.wanted = rung  # a lower one is tried only after it
+                return
+            if rung:
                 self.trial, self._direction = rung, direction
                 return
-        if not self.wanted:
-            self._pause(now_ns)
+        self._unqueued = window.followed_part < NOT_QUEUED
+        self._pause(now_ns)
 
     def _changed(self, window: Window, now_ns: int) -> bool:
         """Look whether the mix has changed; then the pause ends."""
@@ -279,14 +291,19 @@ class Climber:
         if change <= CHANGED:
             return False
         self._usual = window
-        self._due_ns, self._pause_ns, self._lost_ns = now_ns, 0, 0.0
+        self._restart(now_ns)
         self._changed_ns = now_ns + CHANGES_NS
-        self._tried.clear()
-        self._direction = 1
         if window.new_part(now_ns) > OTHERS:
             known = [kind.best for kind in window.main_kinds() if kind.best]
             self.count = known[0] if known else min(self.count, FIRST_COUNT)
         return True
+
+    def _restart(self, now_ns: int) -> None:
+        """End the pause: a higher count is tried first."""
+        self._due_ns, self._pause_ns, self._lost_ns = now_ns, 0, 0.0
+        self._unqueued = False
+        self._tried.clear()
+        self._direction = 1
 
     def _pause(self, now_ns: int) -> None:
         self._pause_ns = min(LAST_PAUSE_NS, 2 * self._pause_ns) or FIRST_PAUSE_NS

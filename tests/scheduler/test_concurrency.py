@@ -24,6 +24,7 @@ from tests.scheduler.shared_device import (
     SharedDevice,
     best_fixed,
     jittered,
+    scales_to,
     steady,
 )
 
@@ -79,7 +80,7 @@ def test_the_best_number_is_found(name: str) -> None:
 
 @pytest.mark.parametrize("name", MIXES)
 def test_the_best_number_for_a_mix_is_found(name: str) -> None:
-    is_nearly_the_best(MIXES[name])
+    is_nearly_the_best(MIXES[name], part=0.92)  # a trial more or less is 5 %
 
 
 @pytest.mark.parametrize("name", ["resnet50", "bert", "short"])
@@ -130,6 +131,35 @@ def test_without_a_queue_nothing_changes() -> None:
     device.run(3 * S)
     assert device.pool.active == concurrency.FIRST_WORKERS
     assert len(device.starts) == concurrency.FIRST_WORKERS
+
+
+def more_callers() -> SharedDevice:
+    """Some callers for 5 s, then more with calls of the same kind for 3 s."""
+    device = SharedDevice()
+    few, more = tenants(scales_to(6), 54, 2), tenants(scales_to(6), 54, 14)
+    for load in few:
+        device.add(load)
+    device.run(5 * S)
+    for number, load in enumerate(more):
+        load.name, load.begin_ns = f"later{number}", device.now_ns
+        device.add(load)
+    device.run(8 * S)
+    return device
+
+
+def test_a_pause_ends_when_calls_begin_to_wait() -> None:
+    device = more_callers()
+    best = best_fixed(partial(tenants, scales_to(6), 54, 16), 3 * S // 2)
+    speed = device.speed(27 * S // 4, 8 * S)
+    assert speed >= 0.9 * best, f"{speed:.2f} of {best:.2f}: {device.counts}"
+
+
+def test_a_pause_does_not_end_when_calls_wait_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    restarts = []
+    restart = Climber._restart
+    monkeypatch.setattr(Climber, "_restart", lambda *a: (restarts.append(a), restart(*a)))
+    run(SHAPES["cGEMM"], 20 * S)
+    assert len(restarts) <= 1
 
 
 # --- light calls --------------------------------------------------------------------------------
