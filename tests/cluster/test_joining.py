@@ -113,27 +113,25 @@ def test_calls_on_a_node_that_drains_may_end() -> None:
 def test_a_call_that_meets_the_end_of_a_node_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was sent before its sender knew of that end, and begins elsewhere."""
     sent, received = threading.Event(), InLink.received
+    hosts: list[object] = []
 
     def delayed(link: InLink, message: Message, data: memoryview | None) -> None:
-        if isinstance(message, Run):
-            sent.set()  # it comes after the end of the link
+        if isinstance(message, Run) and not hosts:
+            hosts.append(link._host)  # it comes after the end of the link
+            sent.set()
         else:
             received(link, message, data)
 
-    with nodes([[]]) as (owner,), ThreadPoolExecutor(1) as pool:
-        cluster = owner._parts.cluster
-        assert isinstance(cluster, Cluster)
-        given = ClusterSettings("127.0.0.1:0", SECRET, peers=(cluster.name,))
-        with monkeypatch.context() as patch:
-            patch.setattr(InLink, "received", delayed)
-            with Node(settings(), [scripted(slow)], Cluster(given)) as guest:
-                wait_until(lambda: alive(owner) == alive(guest) == 1)
-                guest.register(function("work"))
-                wait_until(lambda: len(owner.records()) == 1)
-                answer = pool.submit(owner.invoke, "work", x=b"a")
-                assert sent.wait(20)
-        with Node(settings(), [scripted(slow)], Cluster(given)):
-            assert text_of(answer.result(20)["y"]) == "a"
+    monkeypatch.setattr(InLink, "received", delayed)
+    with nodes([[], [scripted(slow)], [scripted(slow)]]) as made, ThreadPoolExecutor(1) as pool:
+        owner, *others = made
+        others[0].register(function("work"))
+        wait_until(lambda: all(len(node.records()) == 1 for node in made))
+        answer = pool.submit(owner.invoke, "work", x=b"a")
+        assert sent.wait(20)
+        [leaving] = [node for node in others if node._parts.cluster is hosts[0]]
+        leaving.close()
+        assert text_of(answer.result(20)["y"]) == "a"
         info = owner.cluster()
     assert info is not None
     assert info.lost_calls == 0
