@@ -105,9 +105,16 @@ def ended(connection: socket.socket) -> bool:
         return True
 
 
+def readable(connection: socket.socket, within_s: float) -> bool:
+    """Wait until something has come, or the end; by `poll`, which takes all descriptors."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(within_s * 1000))
+
+
 def is_open(connection: socket.socket) -> bool:
     """Whether nothing has come, not even the end."""
-    return not select.select([connection], [], [], 0)[0]
+    return not readable(connection, 0)
 
 
 def drip(connection: socket.socket, what: bytes) -> None:
@@ -115,7 +122,7 @@ def drip(connection: socket.socket, what: bytes) -> None:
     end = time.monotonic() + LIMIT_S
     sent = 0
     while time.monotonic() < end:
-        if select.select([connection], [], [], 0.01)[0]:
+        if readable(connection, 0.01):
             return
         with contextlib.suppress(ConnectionError):
             connection.send(what[sent % len(what) :][:1])
@@ -271,7 +278,7 @@ def test_a_steady_body_may_take_its_time() -> None:
         connection = served.connect()
         connection.sendall(HEAD % b"echo" + b"Content-Length: 20000\r\n\r\n")
         for _ in range(20):  # about a second: several times the time-out
-            assert not select.select([connection], [], [], 0.05)[0]
+            assert not readable(connection, 0.05)
             connection.sendall(bytes(1000))
         assert answer_of(connection)[0] == 200
 
@@ -282,7 +289,7 @@ def test_a_body_that_the_node_does_not_read_is_not_stalled(quick: Served) -> Non
     assert quick.gate.gate.entered(LIMIT_S)
     large = b"Connection: close\r\nContent-Length: 300000\r\n\r\n" + bytes(300_000)
     connection.sendall(HEAD % b"echo" + large)  # which waits for its turn behind the first
-    assert not select.select([connection], [], [], 1.0)[0]
+    assert not readable(connection, 1.0)
     quick.gate.gate.open()
     answers = b"".join(iter(lambda: connection.recv(65536), b""))
     assert answers.count(b"HTTP/1.1 200 ") == 2
