@@ -209,7 +209,8 @@ def test_the_service_is_dandelion_by_default(gathered: None) -> None:
     assert collected.resources[0]["service.name"] == "dandelion"
 
 
-def test_only_sampled_traces_are_exported(gathered: None) -> None:
+def test_only_sampled_traces_are_exported(gathered: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "CLOSE_S", EXPORT_LIMIT_S)
     with collector() as collected, exporting(collected.url, otlp_ratio=0.0) as node:
         node.invoke("echo", a=b"1")
         node.invoke("echo", a=b"1", trace_context=TraceContext.of(TRACE, SPAN, 0))
