@@ -13,6 +13,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from dandelion.testing import wait_until
 
+EXPORT_LIMIT_S = 80.0
+"""How long an export may take. The process that exports has the lowest priority."""
+
 
 class Collector:
     """Keeps spans, resources and headers of all requests.
@@ -58,7 +61,7 @@ class Collector:
 
     def wait(self, spans: int) -> list[Any]:
         """Wait until so many spans have come."""
-        wait_until(lambda: len(self.spans) >= spans, 20)
+        wait_until(lambda: len(self.spans) >= spans, EXPORT_LIMIT_S)
         return self.spans
 
     def close(self) -> None:

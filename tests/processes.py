@@ -12,16 +12,43 @@ from pathlib import Path
 
 def children() -> set[int]:
     """Process ids of the children of this process."""
-    found: set[int] = set()
-    for thread in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # the thread has ended
-            found |= {int(pid) for pid in (thread / "children").read_text().split()}
+    return children_of(os.getpid())
+
+
+def children_of(pid: int) -> set[int]:
+    """Process ids of the children of a process, also of those that ended and were not reaped.
+
+    Empty if the process has ended.
+    """
+    found = _children_of(pid)
+    while (again := _children_of(pid)) != found:  # one that ends meanwhile may hide another one
+        found = again
     return found
 
 
-def children_of(pid: int) -> list[int]:
-    """Process ids of the children of another process that has one thread."""
-    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def _children_of(pid: int) -> set[int]:
+    found: set[int] = set()
+    with suppress(OSError):  # the process has ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):  # the thread has ended
+                found |= {int(child) for child in (thread / "children").read_text().split()}
+    return found
+
+
+def command_of(pid: int) -> bytes | None:
+    """Command line of a process; None if the process has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return command if lives(pid) else None
+    return None
+
+
+def lives(pid: int) -> bool:
+    """Whether a process has not ended; one that was not reaped has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state not in ("Z", "X")
+    return False
 
 
 def opened(pids: Iterable[int]) -> list[int]:

@@ -199,7 +199,7 @@ class FaultProxy:
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
         for thread in self.threads:
-            thread.join(5)
+            thread.join(20)
 
 
 @contextlib.contextmanager
@@ -213,4 +213,4 @@ def fault_proxy(target: tuple[str, int] | str) -> Iterator[FaultProxy]:
         yield proxy
     finally:
         proxy.close()
-        accepting.join(5)
+        accepting.join(20)

@@ -61,7 +61,7 @@ KERNEL void slow(GLOBAL const i32 *x, GLOBAL i32 *y)
 {
     u64 i = GLOBAL_ID(0);
     f32 waste = 0;
-    for (u32 k = 0; k < 2000000; k++)
+    for (u32 k = 0; k < 200000; k++)
         waste += 1.0f / (f32)(k + i + 1);
     y[i] += 2 * x[i] + (waste < 0);
 }
@@ -331,9 +331,13 @@ def test_on_opencl() -> None:
         pytest.skip(str(error))
     engine = SequentialEngine(device, POOL_BYTES)
     wanted = function(blueprint(("slow", "fast")))
-    for _ in range(2):
+    for count in range(
+        20
+    ):  # nothing is measured before a call was quick, and the machine may be busy
         assert (run(engine, wanted) == 2 * X).all()
-    (state,) = engine._chooser._states.values()
+        (state,) = engine._chooser._states.values()
+        if count and not state.is_open:
+            break
     assert not state.is_open, "it was measured, whichever is faster here"
     engine.close()
 

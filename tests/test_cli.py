@@ -698,7 +698,7 @@ def test_serve_until_a_signal(number: int) -> None:
         assert process.stdout is not None
         place: dict[str, Any] = json.loads(process.stdout.readline())
         assert place["pid"] == process.pid
-        with urllib.request.urlopen(place["url"] + "/healthz", timeout=10) as answer:
+        with urllib.request.urlopen(place["url"] + "/healthz", timeout=20) as answer:
             assert answer.status == 200
         process.send_signal(number)
         out, errors = process.communicate(timeout=20)

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import pytest
 
 from dandelion.cli.main import main
 from dandelion.cli.wheel_folder import wheel_flags
+from tests.loopback import free_ports, own_host
 from tests.packages.wheels import wheel
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "projects.md"
@@ -49,8 +49,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
     """Make the environment of a user whose pip finds a stand-in for the package, offline."""
     index = tmp_path / "index"
     wheel(index, "snowballstemmer", "3.1.1", {"snowballstemmer/__init__.py": STEMMER})
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    host = own_host()
+    [port] = free_ports(1, host)
     return {
         **{name: value for name, value in os.environ.items() if name[:4] not in ("PIP_", "DAND")},
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -60,8 +60,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "XDG_DATA_HOME": str(tmp_path / "data"),
         "COLUMNS": "200",
+        "DANDELION_HOST": host,
         "DANDELION_PORT": str(port),
-        "DANDELION_URL": f"http://127.0.0.1:{port}",
+        "DANDELION_URL": f"http://{host}:{port}",
         "DANDELION_ENGINES": "process=1",
         "DANDELION_BACKENDS": "process",
     }

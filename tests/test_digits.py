@@ -206,14 +206,14 @@ def test_tally_refuses_scores_that_are_no_numbers() -> None:
 
 def test_files_are_served() -> None:
     with serve_files({"a.png": b"abc"}) as url:
-        with urllib.request.urlopen(f"{url}/a.png", timeout=10) as reply:
+        with urllib.request.urlopen(f"{url}/a.png", timeout=20) as reply:
             assert (reply.status, reply.read()) == (200, b"abc")
         with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(f"{url}/b.png", timeout=10)
+            urllib.request.urlopen(f"{url}/b.png", timeout=20)
         caught.value.close()
         assert caught.value.code == 404
     with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(f"{url}/a.png", timeout=10)
+        urllib.request.urlopen(f"{url}/a.png", timeout=20)
 
 
 def test_weights_file_states_how_it_came_about() -> None:

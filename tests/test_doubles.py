@@ -137,7 +137,7 @@ def test_a_gate_holds_calls_until_it_opens() -> None:
         assert gate.entered()
         assert not call.done()
         gate.open()
-        assert call.result(10).b.bytes() == b"1"
+        assert call.result(20).b.bytes() == b"1"
         assert not gate.entered(0)
         assert not gate.was_cancelled(0)
 
@@ -150,7 +150,7 @@ def test_a_gate_lets_a_cancelled_call_through() -> None:
         assert gate.entered()
         assert engine.cancel(7)
         assert gate.was_cancelled()
-        assert waiting.result(10) == (None,)
+        assert waiting.result(20) == (None,)
     assert driver.seen.cancelled == [7]
 
 
@@ -178,7 +178,7 @@ def test_waiting_gives_what_the_condition_gave_or_ends() -> None:
     begin = time.monotonic()
     with pytest.raises(TimeoutError):
         wait_until(lambda: 0, limit_s=0.02)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20
 
 
 def test_installed_drivers_are_found_by_name_until_they_are_not(tmp_path: Path) -> None:
@@ -293,6 +293,6 @@ def test_a_fake_process_talks_nonsense_and_leaves_with_the_node(tmp_path: Path) 
         with ThreadPoolExecutor(1) as pool:
             playing = pool.submit(play, tuple(map(str, told)), str(tmp_path), script)
             with pytest.raises(Ended, match="cannot be read"):
-                node.receive(10)
+                node.receive(20)
             ours.shutdown(socket.SHUT_WR)
-            assert playing.result(10) == 0
+            assert playing.result(20) == 0

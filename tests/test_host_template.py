@@ -136,7 +136,7 @@ def test_a_host_is_a_child_of_the_template_and_leaves_nothing(confined: Attacker
         wanted = function(f"Function{number}")
         confined.attack([("getpid",)], wanted=wanted)
         assert confined.pid(wanted) in children(confined.template)
-    confined.engine._reap(10)
+    confined.engine._reap(20)
     assert len(children(confined.template)) <= 2  # the last, and one that waits
     assert not any(state(pid) == "Z" for pid in children(confined.template))
 

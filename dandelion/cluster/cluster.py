@@ -55,6 +55,8 @@ from dandelion.node.attachment import NodeParts
 TICK_S = 0.05
 SILENT_NS = 2 * DEAD_NS
 """After so long without a message of a node, its calls here are ended."""
+LAST_ANSWERS_S = 1.0
+"""How long a node that said that it leaves may take to end its connections."""
 
 log = logging.getLogger("dandelion.cluster")
 
@@ -219,7 +221,11 @@ class Cluster(Status, ClusterShutdown):
                 link = self._links.get(action.name)
                 if link is not None:
                     log.warning("node %s is lost: %s", action.name, action.reason)
-                    link.close(action.reason)
+                    if action.left and link.under_way:  # the other side ends it behind its answers
+                        loop = asyncio.get_running_loop()
+                        loop.call_later(LAST_ANSWERS_S, link.close, action.reason)
+                    else:
+                        link.close(action.reason)
             elif isinstance(action, Renew):
                 self._renew()
         majority = self._membership.has_majority

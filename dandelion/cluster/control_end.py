@@ -11,7 +11,16 @@ from dandelion.cluster.call_messages import RegionSize
 from dandelion.cluster.exchange import Exchange, Fetched
 from dandelion.cluster.frames import Frames
 from dandelion.cluster.handshake import BadPeer
-from dandelion.cluster.messages import Ballot, BlobAt, GetBlob, Message, Question, Refuse, Reply
+from dandelion.cluster.messages import (
+    Ballot,
+    BlobAt,
+    GetBlob,
+    Leave,
+    Message,
+    Question,
+    Refuse,
+    Reply,
+)
 from dandelion.cluster.questions import Answer, Questions
 from dandelion.data import Bytes
 from dandelion.errors import DandelionError
@@ -78,6 +87,10 @@ class ControlEnd:
     def received_bytes(self) -> int:
         """Bytes that were received over both connections."""
         return self.control.received_bytes + self.exchange.received_bytes
+
+    def leave(self) -> None:
+        """Tell that this node shuts down, and runs none of the calls that it has not answered."""
+        self.control.send(Leave())
 
     def close(self, reason: str, politely: bool = False) -> None:
         """End both connections; what was under way is answered as lost."""

@@ -97,8 +97,11 @@ class ClusterShutdown:
     async def _end(self, ended: Future[None]) -> None:
         """End all connections."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for link in list(self._links.values()):
+        for link in self._links.values():
             link.leave()
+        for in_link in self._in_links.values():
+            if not in_link.under_way:
+                in_link.leave()
         for end in [*self._links.values(), *self._in_links.values()]:
             end.close("this node shuts down", politely=True)
         if self._listens:

@@ -68,6 +68,7 @@ class OutLink(ControlEnd):
         self._numbers: dict[CallState, int] = {}
         self._functions: dict[Flow, int] = {}
         self._calls = self._defined = self.lost_calls = 0
+        self._drained = False
         self._pings: dict[int, int] = {}
         self._ping = 0
 
@@ -84,10 +85,6 @@ class OutLink(ControlEnd):
         self._ping += 1
         self._pings[self._ping] = time.monotonic_ns()
         self.control.send(Ping(self._ping), urgent=True)
-
-    def leave(self) -> None:
-        """Tell that this node shuts down."""
-        self.control.send(Leave())
 
     # --- calls ----------------------------------------------------------------------------------
 
@@ -160,6 +157,7 @@ class OutLink(ControlEnd):
                 raise BadPeer("it answered a heartbeat that was not sent")
             self.on_pong(message, time.monotonic_ns() - sent_ns)
         elif isinstance(message, Leave):
+            self._drained = True
             self.on_leave()
         elif isinstance(message, Welcome):
             raise BadPeer("it welcomed this node twice")
@@ -258,9 +256,10 @@ class OutLink(ControlEnd):
 
     def _closed(self, reason: str) -> None:
         sent, self._sent = self._sent, {}
-        self.lost_calls = len(sent)
         self._numbers.clear()
         events = self._hub.around.events
         for one in sent.values():
+            begun = one.answered or not self._drained
+            self.lost_calls += begun
             one.call.ended_ns = time.monotonic_ns()
-            events.failed(one.call, NodeLost(self.peer, reason))
+            events.failed(one.call, NodeLost(self.peer, reason), begun)

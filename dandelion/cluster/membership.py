@@ -103,10 +103,15 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """End the link; what was under way there is lost."""
+    """End the link; what was under way there is lost.
+
+    Attributes:
+        left: the node shuts down, and its last answers may be on their way.
+    """
 
     name: str
     reason: str
+    left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +237,7 @@ class Membership:
         if member is None:
             return
         if member.linked:
-            self._actions.append(Lost(name, "it left the cluster"))
+            self._actions.append(Lost(name, "it left the cluster", left=True))
         if name in self._named:  # it may come back, and its vote may be missing
             member.linked = member.connecting = False
             member.state = MemberState.DEAD

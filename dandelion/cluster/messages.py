@@ -121,7 +121,11 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
-    """The node shuts down, and is no member any more."""
+    """The node shuts down, and is no member any more.
+
+    Either side of a link may say so. The side that runs calls does if it runs none: a call that it
+    has not answered by then came too late, and was not begun.
+    """
 
 
 class GetBlob(msgspec.Struct, frozen=True, array_like=True, tag="get-blob"):

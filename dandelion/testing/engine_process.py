@@ -77,7 +77,7 @@ class FakeEngineProcess:
         """Leave a sign that `Played.wait_for` waits for."""
         (self.folder / name).touch()
 
-    def wait_for(self, name: str, limit_s: float = 10.0) -> None:
+    def wait_for(self, name: str, limit_s: float = 20.0) -> None:
         """Wait until a process left a sign.
 
         Raises:

@@ -45,11 +45,11 @@ class Gate:
         """Let this many calls through, now or when they come."""
         self._open.release(count)
 
-    def entered(self, limit_s: float = 10.0) -> bool:
+    def entered(self, limit_s: float = 20.0) -> bool:
         """Wait until one more call has entered; False if none does within the limit."""
         return self._entered.acquire(timeout=limit_s)
 
-    def was_cancelled(self, limit_s: float = 10.0) -> bool:
+    def was_cancelled(self, limit_s: float = 20.0) -> bool:
         """Wait until one more call was cancelled; False if none is within the limit."""
         return self._cancelled.acquire(timeout=limit_s)
 

@@ -10,7 +10,7 @@ _STEP_S = 0.002
 _Found = TypeVar("_Found")
 
 
-def wait_until(condition: Callable[[], _Found], limit_s: float = 10.0) -> _Found:
+def wait_until(condition: Callable[[], _Found], limit_s: float = 20.0) -> _Found:
     """Ask again and again until a condition holds, and give what it gave then.
 
     For what offers no event to wait for.

@@ -193,14 +193,14 @@ def test_a_damaged_result_fails_alone(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with Node(Settings(backends=("null",), catalog=f"sqlite:{tmp_path}")) as node:
             with pytest.raises(CatalogCorrupt):
-                node.submitted(id_of(1), "acme").result(5)
+                node.submitted(id_of(1), "acme").result(20)
             assert node.submitted(id_of(1), "acme").state() is KeptState.SUCCEEDED
     path.unlink()
     with (
         Node(Settings(backends=("null",), catalog=f"sqlite:{tmp_path}")) as node,
         pytest.raises(CatalogCorrupt),
     ):
-        node.submitted(id_of(1), "acme").result(5)
+        node.submitted(id_of(1), "acme").result(20)
 
 
 def test_files_that_nothing_refers_to_are_deleted(tmp_path: Path) -> None:

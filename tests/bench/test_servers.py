@@ -8,9 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from pathlib import Path
 
 import pytest
 from dandelion.bench.processes import ServerFailed, ServerProcess
@@ -19,33 +17,24 @@ from dandelion.bench.systems.nodes import node_server
 
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
 from dandelion.search_path import environment
+from dandelion.testing import wait_until
+from tests.processes import children, lives
 
 OCTETS = {"content-type": "application/octet-stream", "accept": "application/octet-stream"}
 SETTINGS = {"backends": ("null",), "arena_bytes": 16 << 20}
-LISTEN = "import socket, time; s = socket.create_server(('127.0.0.1', {port})); "
+LISTEN = "import socket, time; s = socket.create_server(('127.0.0.1', {port}), reuse_port=True); "
 
 
 def post(port: int, path: str, body: bytes) -> bytes:
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=body, headers=OCTETS)
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=20) as answer:
         read: bytes = answer.read()
     return read
 
 
-def lives(pid: int) -> bool:
-    """Return whether a process runs, and is not a zombie."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
 def ends(pid: int) -> bool:
-    deadline = time.monotonic() + 20
-    while lives(pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return not lives(pid)
+    """Wait until a process has ended."""
+    return wait_until(lambda: not lives(pid))
 
 
 def python(program: str) -> list[str]:
@@ -91,21 +80,22 @@ def test_a_program_that_is_no_server(program: str, why: str) -> None:
         ServerProcess("nothing", python(program))
 
 
-def test_a_program_that_never_listens_is_given_up_and_ended(tmp_path: Path) -> None:
-    told = tmp_path / "pid"
-    program = f"import os, time; open({str(told)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+def test_a_program_that_never_listens_is_given_up_and_ended() -> None:
+    before = children()
     with pytest.raises(ServerFailed, match="does not listen"):
-        ServerProcess("mute", python(program), wait_s=0.4)
-    assert ends(int(told.read_text()))
+        ServerProcess("mute", python("import time; time.sleep(60)"), wait_s=0.4)
+    assert not any(map(lives, children() - before))
 
 
 def test_a_program_may_be_told_its_port_instead_of_printing_it() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    program = LISTEN.format(port=port) + "time.sleep(60)"
-    with ServerProcess("told", python(program), port=port) as server:
-        assert server.port == port
-        socket.create_connection(("127.0.0.1", port)).close()
+    with socket.socket() as held:  # so that no other program gets the port
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        program = LISTEN.format(port=port) + "time.sleep(60)"
+        with ServerProcess("told", python(program), port=port) as server:
+            assert server.port == port
+            socket.create_connection(("127.0.0.1", port)).close()
 
 
 def test_it_reads_its_input_and_its_environment() -> None:
@@ -116,9 +106,7 @@ def test_it_reads_its_input_and_its_environment() -> None:
     with ServerProcess(
         "reader", python(said), standard_input=b"in", environment={"WORD": "side"}
     ) as server:
-        deadline = time.monotonic() + 10
-        while server.output().count(b"\n") < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: server.output().count(b"\n") == 2)
         server.stop()
         assert server.output().split(b"\n")[1] == b"inside"
 

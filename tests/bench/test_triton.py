@@ -29,6 +29,7 @@ from dandelion.bench.systems.triton import (
 from dandelion.bench.systems.triton_install import PROGRAM, VARIABLE, TritonMissing
 
 from tests.bench.triton_stand_in import FLAW, LONGEST, SHARED, script
+from tests.processes import lives
 
 QUICK = Bench(quick=True, backend="opencl")
 ABSENT = Skip(names.TRITON, str(TritonMissing(f"no {PROGRAM} on the PATH")))
@@ -75,14 +76,6 @@ def no_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def triton() -> Contender:
     return next(c for c in network_contenders(QUICK, network()) if c.name == names.TRITON)
-
-
-def lives(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 def steps_run(server: ServerProcess) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Callable, Iterator, Sequence
 
 from dandelion.cluster import Cluster, ClusterSettings
@@ -15,17 +14,15 @@ from dandelion.driver import Call, Driver, Engine, InstanceSets
 from dandelion.node import Node, Settings
 from dandelion.testing import wait_until
 from dandelion.testing.scripted import Script, ScriptedDriver
+from tests.loopback import free_ports, own_host
 
 SECRET = b"a secret of the cluster in tests"
 
 
 def free_addresses(count: int) -> list[str]:
     """Choose addresses that nothing listens on."""
-    with contextlib.ExitStack() as opened:
-        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    host = own_host()
+    return [f"{host}:{port}" for port in free_ports(count, host)]
 
 
 def settings(**given: object) -> Settings:

@@ -121,6 +121,6 @@ def drop(number: int) -> Drop:
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait until something holds."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.001)

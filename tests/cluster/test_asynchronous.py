@@ -58,7 +58,7 @@ def test_any_node_answers_for_all() -> None:
         assert list_all(a) == list_all(b) == list_all(c) == [second.id, first.id]
         c.submitted(second.id).cancel()
         with pytest.raises(Cancelled):
-            b.submitted(second.id).result(10)
+            b.submitted(second.id).result(20)
         with ThreadPoolExecutor(1) as pool:
             waits = pool.submit(b.submitted(first.id).result, 20)
             gate.opened.set()
@@ -102,7 +102,7 @@ def test_invocations_of_a_node_that_is_cut_off_end_once(monkeypatch: pytest.Monk
             assert there.state is KeptState.SUCCEEDED
             assert there == b.submitted(handle.id).view()
         assert sorted(list_all(c)) == sorted(h.id for h in handles)
-        assert text_of(c.submit("work", x=b"new").result(10)["y"]) == "new"
+        assert text_of(c.submit("work", x=b"new").result(20)["y"]) == "new"
 
 
 def test_a_node_alone_goes_on_with_what_it_has(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_node_alone_goes_on_with_what_it_has(tmp_path: Path) -> None:
         assert texts == ["0", "1", "2"]
     with node() as third:
         wait_until(lambda: len(list_all(third)) == 3)
-        assert text_of(third.submitted(ids[0]).result(5)["y"]) == "0"
+        assert text_of(third.submitted(ids[0]).result(20)["y"]) == "0"
 
 
 def test_a_node_that_comes_back_does_not_run_what_others_took_over(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from dandelion.node import Node
 from dandelion.settings import TenantSettings
 from dandelion.testing import wait_until
 from tests.cluster.clusters import alive, function, nodes, scripted, settings, text_of
+from tests.loopback import own_host
 
 FAN = """
 function work(x) => (y);
@@ -126,7 +127,7 @@ def test_the_owner_has_trace_lines_and_counts(remote: list[Node]) -> None:
     before = remote[1].info().invocations
     result = remote[0].invoke_sets("plain", {"x": ItemSet("x", (Item("a", 0, b"a"),))})
     stages = [name for call in result.trace.calls for name in call.stages]
-    assert any("@127.0.0.1:" in name for name in stages)
+    assert any(f"@{own_host()}:" in name for name in stages)
     lines = remote[0].logs(invocation=result.id).lines
     assert [line.text for line in lines] == ["on b"]
     assert remote[1].logs().lines == ()

@@ -139,7 +139,7 @@ def test_code_that_is_missing_at_the_start_is_fetched_from_other_nodes(tmp_path:
         if path.name != "cluster.log":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     with nodes([[], []], catalogs=urls) as made:
-        wait_until(lambda: made[1].records() == made[0].records(), 5)
+        wait_until(lambda: made[1].records() == made[0].records())
         assert text_of(made[1].invoke("late", x=b"a")["y"]) == "a"
 
 

@@ -64,8 +64,8 @@ def test_a_node_that_was_away_takes_over_the_catalogue(
         one.register(function("again"), tenant="t")
         one.register(function("again"))
         with member(addresses[2], addresses, urls[2]) as away:
-            wait_until(lambda: away.records() == one.records(), 10)
-            wait_until(lambda: away.records("t") == one.records("t"), 10)
+            wait_until(lambda: away.records() == one.records())
+            wait_until(lambda: away.records("t") == one.records("t"))
             assert {r.name: r.version for r in away.records()} == {"f": 8, "again": 2}
             assert text_of(away.invoke("again", x=b"a")["y"]) == "a"
             assert away.register(function("old"))[0].version == 2  # versions are not used twice

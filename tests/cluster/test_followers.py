@@ -83,7 +83,7 @@ def test_what_a_full_voter_left_out_counts_when_it_is_taken_later(
             assert not written.done()
             await a.write(drop(2))
             try:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(20):
                     await asyncio.shield(written)
             finally:
                 a.store.closing()

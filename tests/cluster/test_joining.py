@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from dandelion.cluster import Cluster, ClusterSettings, cluster_settings, doors
+from dandelion.cluster.call_messages import Run
 from dandelion.cluster.frames import Frames
 from dandelion.cluster.joining import joined
+from dandelion.cluster.messages import Message
+from dandelion.cluster.serving import InLink
 from dandelion.driver import Call, Engine, InstanceSets
 from dandelion.errors import InvalidInput
 from dandelion.frontend.client import Client
@@ -87,7 +90,7 @@ def test_calls_on_a_node_that_drains_may_end() -> None:
     def run(engine: Engine, call: Call) -> InstanceSets:
         runs.append(call.id)
         begun.set()
-        go.wait(10)
+        go.wait(20)
         return (call.inputs[0],)
 
     with nodes([[], [scripted(run)]]) as made, ThreadPoolExecutor(2) as pool:
@@ -95,16 +98,43 @@ def test_calls_on_a_node_that_drains_may_end() -> None:
         other.register(function("work"))
         wait_until(lambda: len(owner.records()) == 1)
         answer = pool.submit(owner.invoke, "work", x=b"a")
-        assert begun.wait(5)
+        assert begun.wait(20)
         closing = pool.submit(other.close)
         try:
             wait_until(lambda: "draining" in [m.state for m in owner.cluster().members])  # type: ignore[union-attr]
             owner._parts.loop.call(lambda: None)  # what follows from that has been done
         finally:
             go.set()
-        assert text_of(answer.result(10)["y"]) == "a"
-        closing.result(10)
+        assert text_of(answer.result(20)["y"]) == "a"
+        closing.result(20)
     assert len(runs) == 1
+
+
+def test_a_call_that_meets_the_end_of_a_node_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was sent before its sender knew of that end, and begins elsewhere."""
+    sent, received = threading.Event(), InLink.received
+    hosts: list[object] = []
+
+    def delayed(link: InLink, message: Message, data: memoryview | None) -> None:
+        if isinstance(message, Run) and not hosts:
+            hosts.append(link._host)  # it comes after the end of the link
+            sent.set()
+        else:
+            received(link, message, data)
+
+    monkeypatch.setattr(InLink, "received", delayed)
+    with nodes([[], [scripted(slow)], [scripted(slow)]]) as made, ThreadPoolExecutor(1) as pool:
+        owner, *others = made
+        others[0].register(function("work"))
+        wait_until(lambda: all(len(node.records()) == 1 for node in made))
+        answer = pool.submit(owner.invoke, "work", x=b"a")
+        assert sent.wait(20)
+        [leaving] = [node for node in others if node._parts.cluster is hosts[0]]
+        leaving.close()
+        assert text_of(answer.result(20)["y"]) == "a"
+        info = owner.cluster()
+    assert info is not None
+    assert info.lost_calls == 0
 
 
 def test_status_over_http_and_in_metrics() -> None:
@@ -236,7 +266,7 @@ def test_tls_between_nodes(tmp_path: Path) -> None:
         echo = scripted(lambda engine, call: (call.inputs[0],))
         with Node(settings(), [echo], second) as other:
             wait_until(lambda: alive(one) == alive(other) == 1)
-            other.wait_ready(10)
+            other.wait_ready(20)
             other.register(function("work"))
             wait_until(lambda: len(one.records()) == 1)
             wait_until(lambda: any("work" in m.engines for m in one.cluster().members))  # type: ignore[union-attr]

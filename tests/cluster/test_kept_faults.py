@@ -156,7 +156,7 @@ def test_with_a_store_a_node_goes_on_without_its_peers(
     gate.opened.set()
     with _apart(shared, second, catalog, (first,), gate) as b:
         wait_until(lambda: made.id in list_all(b))
-        assert text_of(b.submitted(made.id).result(10)["y"]) == "one"
+        assert text_of(b.submitted(made.id).result(20)["y"]) == "one"
 
 
 def test_keys_hold_at_nodes_that_do_not_vote() -> None:
@@ -231,7 +231,7 @@ def test_a_name_that_comes_after_the_takeover_is_no_failure(
     monkeypatch.setattr(Invoker, "made_kept", late)
     with node() as again:
         wait_until(lambda: list_all(again) == [made.id])
-        assert text_of(again.submitted(made.id).result(10)["y"]) == "one"
+        assert text_of(again.submitted(made.id).result(20)["y"]) == "one"
     assert not missing
 
 
@@ -264,7 +264,7 @@ def test_a_node_that_takes_over_makes_a_limited_number_of_tenants(
         for tenant, id_ in ids.items():
             wait_until(partial(_found, again, id_, tenant))
             try:
-                ended.append(text_of(again.submitted(id_, tenant).result(10)["y"]))
+                ended.append(text_of(again.submitted(id_, tenant).result(20)["y"]))
             except Overloaded as error:
                 ended.append(error.what)
         assert ended == ["one", "one", "tenants", "tenants", "tenants"]
@@ -304,7 +304,7 @@ def test_a_key_whose_copy_was_never_acknowledged_is_free() -> None:
             work = access.submit(request, sets, tenant="default")
             if stale < 100:
                 made = access.blocking(work)
-                assert text_of(node.submitted(made.id).result(10)["y"]) == "one"
+                assert text_of(node.submitted(made.id).result(20)["y"]) == "one"
             else:
                 with pytest.raises(CatalogUnavailable, match="try again"):
                     access.blocking(work)
@@ -323,7 +323,7 @@ def test_an_invocation_that_failed_as_something_is_unknown_is_no_unknown_invocat
         wait_until(lambda: made.state().has_ended)
         for node in (b, a):
             with pytest.raises(Unknown, match="missing"):
-                node.submitted(made.id).result(5)
+                node.submitted(made.id).result(20)
 
 
 def test_too_many_callers_that_wait_end_no_link(monkeypatch: pytest.MonkeyPatch) -> None:

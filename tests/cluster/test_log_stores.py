@@ -197,8 +197,8 @@ def test_asynchronous_invocations_stay_with_their_node(place: Place) -> None:
         one.register(function("f"))
         wait_until(lambda: len(two.records()) == 1)
         accepted = one.submit("f", x=b"a")
-        assert text_of(two.submitted(accepted.id).result(10)["y"]) == "a"
-        assert text_of(two.submit("f", x=b"b").result(10)["y"]) == "b"
+        assert text_of(two.submitted(accepted.id).result(20)["y"]) == "a"
+        assert text_of(two.submit("f", x=b"b").result(20)["y"]) == "b"
 
 
 def test_nodes_follow_without_links(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ from dandelion.scheduler import CallState, EngineState, Flow, InvocationState, T
 from dandelion.scheduler.records import Presence
 
 T = TypeVar("T")
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 READY = Ready("played", "played:0", ("0",), "played", plans=True)
 _numbers = itertools.count(1)
 

@@ -63,7 +63,7 @@ def playing(
 
 async def answered(events: Loop, count: int = 1) -> None:
     """Wait until so many calls were answered."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while len(events.outputs) + len(events.failures) < count:
             await asyncio.sleep(0.001)
 

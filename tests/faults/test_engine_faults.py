@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from dandelion.errors import DeadlineExceeded, Faulted, TimedOut
 from dandelion.function import Limits
 from dandelion.node import Node, Settings
 from tests.played_nodes import memory_of_calls
+from tests.processes import children, command_of
 
 SOURCE = """#include "dandelion.h"
 KERNEL void spin(GLOBAL u64 *a) {
@@ -60,11 +60,8 @@ def node() -> Iterator[Node]:
 
 def engine_process() -> int:
     """The process id of the only engine process below this one."""
-    for thread in Path("/proc/self/task").iterdir():
-        for child in (thread / "children").read_text().split():
-            if b"engine_process" in Path(f"/proc/{child}/cmdline").read_bytes():
-                return int(child)
-    raise AssertionError("there is no engine process")
+    [process] = [pid for pid in children() if b"engine_process" in (command_of(pid) or b"")]
+    return process
 
 
 def assert_works(node: Node) -> None:
@@ -89,6 +86,7 @@ def test_an_endless_kernel_ends_at_its_limit(node: Node) -> None:
 
 
 def test_a_deadline_of_the_invocation_is_no_limit_of_the_function(node: Node) -> None:
+    node.register(bad("spin", 20))
     with pytest.raises(DeadlineExceeded):
         node.invoke("spin", a=np.zeros(1, np.uint64), deadline_s=0.2)
     assert_works(node)

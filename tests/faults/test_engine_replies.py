@@ -144,9 +144,9 @@ def test_a_process_that_reads_nothing_cannot_hold_up_a_large_call(
     assert node.invoke_sets("F", {"a": many_items()}).sets.b is None
 
 
-@plays(f"{UP}process.answer(process.call())\nimport time; time.sleep(0.6)\n{SERVE}")
+@plays(f"{UP}process.answer(process.call())\nimport time; time.sleep(1.2)\n{SERVE}")
 def test_a_call_may_be_sent_for_as_long_as_it_may_last(node: Node) -> None:
-    register(node, "Short", wall_s=0.4)
+    register(node, "Short", wall_s=1.0)
     assert outcome(node, "Short") == "answered"
     assert node.invoke_sets("F", {"a": many_items()}).sets.b is None
 
@@ -188,7 +188,7 @@ def test_a_node_closes_while_a_process_starts_or_works(
         if "ready" in script:
             assert node.wait_ready()
         node.close()
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 30
 
 
 def test_a_node_closes_while_a_call_is_out(fake: FakeEngineProcess) -> None:
@@ -198,7 +198,7 @@ def test_a_node_closes_while_a_call_is_out(fake: FakeEngineProcess) -> None:
             call = pool.submit(outcome, node)
             wait_until(lambda: any(engine.busy for engine in node.engines()))
             begin = time.monotonic()
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 30
         assert call.result(DEADLINE_S) == "Cancelled"
 
 
@@ -293,8 +293,8 @@ def test_a_call_pays_for_no_death_before_it_began(
 def test_the_limit_of_a_call_counts_from_when_it_begins(fake: FakeEngineProcess) -> None:
     fake.script(
         f"{UP}{WARM}a = process.call(); b = process.call()\nimport time\n"
-        "for one in (a, b): time.sleep(0.4); process.answer(one)\nprocess.call()"
+        "for one in (a, b): time.sleep(0.8); process.answer(one)\nprocess.call()"
     )
     with played_node(fake, ROOM) as node:
-        register(node, "G", wall_s=0.5)
+        register(node, "G", wall_s=1.2)
         assert two_calls(node, "G") == ["answer", "answer"]

@@ -93,10 +93,10 @@ def test_the_next_module_is_compiled_after_the_process_died() -> None:
         os.kill(process, signal.SIGKILL)
     assert compilers.compile(small())
     compilers.close()
-    assert children() == before
+    assert children() <= before
     assert compilers.compile(small())  # it may be used again
     compilers.close()
-    assert children() == before
+    assert children() <= before
 
 
 def test_closing_ends_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_closing_ends_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     compilers.close()
     thread.join()
     assert [type(error) for error in ended] == [Cancelled]
-    assert children() == before
+    assert children() <= before
 
 
 def test_several_modules_at_once() -> None:

@@ -183,7 +183,7 @@ def test_two_that_close_do_not_wait_for_each_other() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=10)
+        thread.join(timeout=20)
     assert not any(thread.is_alive() for thread in threads)
 
 

@@ -19,6 +19,7 @@ from dandelion.documents import FunctionDocument, RegistrationDocument, python_f
 from dandelion.errors import DandelionError, Raised
 from dandelion.function import FunctionSpec
 from dandelion.node import Node, Settings
+from tests.processes import command_of
 
 CYCLES = int(os.environ.get("DANDELION_CYCLES", "20"))
 WARM_UP = 300 if CYCLES > 300 else 15  # plans, traces and loaded functions are kept up to a bound
@@ -78,7 +79,7 @@ def private_bytes(process: int) -> int:
 def held(node: Node, folder: Path) -> Held:
     gc.collect()
     below = list(children(os.getpid()))
-    engines = [p for p in below if "engine_process" in Path(f"/proc/{p}/cmdline").read_text()]
+    engines = [p for p in below if b"engine_process" in (command_of(p) or b"")]
     arena = node.info().arena
     return Held(
         private_bytes(os.getpid()),

@@ -200,7 +200,7 @@ def test_a_caller_who_is_interrupted_takes_its_invocation_along(node: Node) -> N
         interrupted = pool.submit(interrupt)
         with pytest.raises(KeyboardInterrupt):
             echoed(node, b"S")  # however late the interrupt is, the call has not ended by itself
-        interrupted.result(10)
+        interrupted.result(20)
     wait_until(lambda: not node.info().running)
     kill(child_of(node))
     assert echoed(node, b"q2") == b"q2"
@@ -229,7 +229,7 @@ def test_the_thread_of_the_loop_may_wait_for_what_the_loop_has_sent(
             await own_loop(node)
             sent = asyncio.ensure_future(node.invoke_async("F", a=b"W"))
             await asyncio.sleep(0)
-            assert echoed(node, b"q2", deadline_s=5) == b"q2"
+            assert echoed(node, b"q2", deadline_s=20) == b"q2"
             assert (await sent).b.bytes() == b"W"
             del sent
             await asyncio.to_thread(assert_idle, node)
@@ -252,7 +252,7 @@ def test_the_thread_of_the_loop_waits_no_longer_than_its_deadline(fake: FakeEngi
             begin_s = time.monotonic()
             with pytest.raises(DeadlineExceeded):
                 echoed(node, b"W", deadline_s=0.1)
-            assert time.monotonic() - begin_s < 5
+            assert time.monotonic() - begin_s < 20
             with pytest.raises(DeadlineExceeded):
                 await stopped
             assert [(await other).b.bytes() for other in others] == [b"W"] * 3
@@ -275,12 +275,12 @@ def held(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], o
 
     def wait(order: Order) -> None:
         copying.set()
-        go_on.wait(10)
+        go_on.wait(20)
         place_all(order)
 
     with monkeypatch.context() as patch:
         patch.setattr(executor.stager, "place_all", wait)
-        yield lambda: copying.wait(10)
+        yield lambda: copying.wait(20)
         go_on.set()
 
 
@@ -304,8 +304,8 @@ def test_a_call_that_is_being_copied_as_others_end_gets_its_own_answer(
             if dies:
                 kill(child_of(node))
             wait_until(lambda: sent not in executor._out)
-        assert first.result(10) == b"W-first"
-        assert second.result(10) == LARGE
+        assert first.result(20) == b"W-first"
+        assert second.result(20) == LARGE
     assert [echoed(node, b"q%d" % n) for n in range(3)] == [b"q0", b"q1", b"q2"]
 
 
@@ -322,7 +322,7 @@ def test_a_removal_finds_the_process_dead_before_who_waits_for_it(node: Node) ->
         call = pool.submit(echoed, node, b"W")
         wait_until(lambda: executor._out)
         node._parts.loop.call(remove)
-        assert call.result(10) == b"W"
+        assert call.result(20) == b"W"
 
 
 def test_a_process_that_dies_as_it_starts_is_started_once_more(
@@ -354,7 +354,7 @@ def test_a_small_call_does_not_wait_for_the_zeroing_of_much_memory(node: Node) -
     echoed(node, b"q")
     with node._parts.arena._zeroing, ThreadPoolExecutor(1) as pool:
         node._parts.arena.acquire(4096)
-        assert pool.submit(echoed, node, b"q2").result(10) == b"q2"
+        assert pool.submit(echoed, node, b"q2").result(20) == b"q2"
 
 
 def test_thousands_of_calls_leave_nothing(fake: FakeEngineProcess) -> None:
@@ -365,7 +365,7 @@ def test_thousands_of_calls_leave_nothing(fake: FakeEngineProcess) -> None:
 
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     with running(fake) as node:
         echoed(node, b"q")
         with ThreadPoolExecutor(4) as pool:
@@ -374,7 +374,7 @@ def test_thousands_of_calls_leave_nothing(fake: FakeEngineProcess) -> None:
     del node
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before
-    assert threading.active_count() <= threads
+    assert set(threading.enumerate()) <= threads
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
@@ -402,7 +402,7 @@ def test_a_node_closes_under_callers_of_all_kinds(node: Node) -> None:
         on_loop = pool.submit(asyncio.run, calls())
         wait_until(lambda: node.info().running == 8)
         node._parts.loop.call(node._runtime.shut)
-        assert {one.result(10) for one in ended} | set(on_loop.result(10)) == {Cancelled.__name__}
+        assert {one.result(20) for one in ended} | set(on_loop.result(20)) == {Cancelled.__name__}
 
 
 # --- all at once --------------------------------------------------------------------------------

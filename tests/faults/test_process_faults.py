@@ -26,7 +26,7 @@ from dandelion.driver import Call
 from dandelion.errors import DandelionError, EngineDied, TimedOut
 from dandelion.memory import SharedDomain
 from dandelion.testing import Failing, Tracked
-from tests.processes import children_of, gone, kill, opened
+from tests.processes import children, children_of, command_of, gone, kill, opened
 from tests.python_functions import call_of, first, function, process_engine, run
 
 ECHO = function("def f(x):\n    return x\n")
@@ -37,9 +37,7 @@ ANSWERS_BETWEEN_KILLS = 5
 
 def zygotes() -> list[int]:
     """Zygotes that any thread of this process started."""
-    tasks = Path("/proc/self/task").iterdir()
-    mine = [int(p) for task in tasks for p in (task / "children").read_text().split()]
-    return [p for p in mine if b"process.zygote" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    return [pid for pid in children() if b"process.zygote" in (command_of(pid) or b"")]
 
 
 def pool_of(engine: ProcessEngine) -> SandboxPool:
@@ -331,7 +329,7 @@ def test_nothing_is_left_after_failures_of_all_kinds() -> None:
         pass
     gc.collect()  # what other tests left to the collector would go meanwhile
     descriptors = set(os.listdir("/proc/self/fd"))
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     with process_engine() as engine:
         failed = 0
         for fn in functions * 3:
@@ -346,7 +344,7 @@ def test_nothing_is_left_after_failures_of_all_kinds() -> None:
     assert gone(processes)
     assert zygotes() == []
     assert set(os.listdir("/proc/self/fd")) <= descriptors
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= threads
     assert domain.alive == []
     domain.close()
 
@@ -403,7 +401,7 @@ def test_a_zygote_stopped_as_it_starts_does_not_outlive_the_node(backend: str) -
         pidfd = os.pidfd_open(int(node.stdout.readline()))
         node.kill()
         try:
-            assert select.select([pidfd], [], [], 10)[0]
+            assert select.select([pidfd], [], [], 20)[0]
         finally:
             kill([pidfd])
             os.close(pidfd)
@@ -469,8 +467,11 @@ def test_parallel_engines_with_kills_all_recover() -> None:
             while any(thread.is_alive() for thread in threads):
                 for _ in range(ANSWERS_BETWEEN_KILLS):
                     answered.acquire(timeout=60.0)
-                pool_of(one)._running().process.kill()  # safe though it may be reaped any time
+                zygote = pool_of(one)._running().process
+                doomed = opened([zygote.pid, *children_of(zygote.pid)])
+                zygote.kill()  # safe though it may be reaped any time
                 kills += 1
+                assert gone(doomed)  # not before long, if there is much else to do
             assert errors == []
             assert kills > 3
             assert died < 25

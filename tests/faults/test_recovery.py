@@ -338,13 +338,13 @@ def test_waiting_for_the_memory_of_others_is_no_time_of_a_call(
     play: Play, gone: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = play(DYING, device_bytes=1 << 30)
-    register(node, "Slow", wall_s=0.8)
+    register(node, "Slow", wall_s=2.0)
     assert outcome(node, "Bad") == "Faulted"
     wait_ready(node)
     assert executor_of(node)._processes.ending
 
     def late() -> None:
-        gone.wait(1.0)
+        gone.wait(2.0)
         gone.set()
 
     on_waiting(monkeypatch, late)

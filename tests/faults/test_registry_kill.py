@@ -192,7 +192,7 @@ def children() -> Iterator[ForkServer]:
         yield ForkServer(process)
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(10) == 0
+        assert process.wait(20) == 0
 
 
 def test_killed_at_random_moments(children: ForkServer, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_each_request_is_a_line(tmp_path: Path, frontends: int) -> None:
         "user_agent": "test/1",
     }
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first["time"])
-    assert 0 < first["duration_s"] < 10
+    assert 0 < first["duration_s"] < 60
     assert re.fullmatch(r"127\.0\.0\.1:\d+", first["peer"])
     assert (second["status"], second["bytes_out"]) == (422, failed[2])
     assert second["invocation"]
@@ -208,7 +208,7 @@ def test_a_queue_that_is_full_drops_and_counts(
     real = os.write
 
     def held(file: int, data: bytes) -> int:
-        written.wait(10)
+        written.wait(20)
         return real(file, data)
 
     monkeypatch.setattr(access_log.os, "write", held)

@@ -187,7 +187,7 @@ def test_calls_of_two_tenants_are_not_joined(node: Node) -> None:
     node.register(functions=[rows_on_gpu(Batching(("x",), calls=8, wait_s=0.05))], tenant="other")
     before = batches(node, "GpuRows")
     asyncio.run(main())
-    assert batches(node, "GpuRows") == before + 2
+    assert batches(node, "GpuRows") >= before + 2  # more, if the calls come slowly
 
 
 def test_batches_keep_no_memory(node: Node) -> None:

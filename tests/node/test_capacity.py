@@ -185,7 +185,7 @@ def test_a_call_whose_function_is_not_in_memory(played: Played) -> None:
     assert "loaded" in played.admission("Coded").reason
     call = played.begin("Coded")
     played.gate.open()
-    call.result(10)
+    call.result(20)
     assert played.admission("Coded").state == "now"
 
 

@@ -12,7 +12,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,6 +24,7 @@ from dandelion.frontend.async_client import AsyncClient
 from dandelion.frontend.client import Client, Unreachable
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node
+from tests.loopback import own_host
 from tests.node.served import DOCUMENT, SETTINGS, GateDriver
 
 
@@ -83,14 +84,21 @@ def url(node: Node) -> Iterator[str]:
         yield server.url
 
 
+def received(connection: socket.socket) -> bytes:
+    data = connection.recv(65536)
+    if not data:
+        raise ConnectionResetError("the client left")
+    return data
+
+
 def whole_request(connection: socket.socket) -> bytes:
     request = b""
     while b"\r\n\r\n" not in request:
-        request += connection.recv(65536)
+        request += received(connection)
     head, _, body = request.partition(b"\r\n\r\n")
     size = re.search(rb"(?i)content-length: (\d+)", head)
     while size and len(body) < int(size[1]):
-        body += connection.recv(65536)
+        body += received(connection)
     return head + b"\r\n\r\n" + body
 
 
@@ -124,12 +132,12 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 def test_a_connection_that_the_server_closed_is_replaced(node: Node, make: Any) -> None:
-    server = BackgroundServer(node)
+    server = BackgroundServer(node, own_host())
     with make(server.url, timeout_s=20) as client:
         assert client.invoke("echo", a=b"1").b.bytes() == b"1"
         server.close()
         port = int(server.url.rpartition(":")[2])
-        with BackgroundServer(node, port=port):
+        with BackgroundServer(node, own_host(), port):
             assert client.invoke("echo", a=b"2").b.bytes() == b"2"
         with pytest.raises(Unreachable):
             client.invoke("echo", a=b"3")
@@ -158,11 +166,11 @@ def test_the_number_of_connections_is_limited(url: str, gate: GateDriver, make: 
         with pytest.raises(TimeoutError):
             third.result(timeout=0.2)
         gate.gate.open()
-        assert third.result(timeout=10).b.bytes() == b"third"
+        assert third.result(timeout=20).b.bytes() == b"third"
         assert gate.gate.entered()
         gate.gate.open()
         for call in waiting:
-            call.result(timeout=10)
+            call.result(timeout=20)
 
 
 def test_a_closed_client(url: str, make: Any) -> None:
@@ -314,7 +322,7 @@ def test_a_reply_that_stops(make: Any) -> None:
 
         def serve() -> None:
             connection, _ = listener.accept()
-            with connection:
+            with connection, suppress(ConnectionError):  # the client may be gone first
                 whole_request(connection)
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\nsome")
                 connection.recv(65536)  # until the client closes

@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -27,7 +26,7 @@ from dandelion.function import Batching, Limits
 from dandelion.node import Node, Settings
 from dandelion.testing.waiting import wait_until
 from tests.native_functions import MIB
-from tests.processes import children
+from tests.processes import children, command_of
 from tests.test_wasm import ECHO, assembled
 
 pytest.importorskip("wasmtime")
@@ -54,13 +53,8 @@ class Engines:
         self._before = children()
 
     def ids(self) -> set[int]:
-        with contextlib.suppress(FileNotFoundError):
-            return {
-                number
-                for number in children() - self._before
-                if b"engine_process" in Path(f"/proc/{number}/cmdline").read_bytes()
-            }
-        return self.ids()
+        started = children() - self._before
+        return {pid for pid in started if b"engine_process" in (command_of(pid) or b"")}
 
 
 @pytest.fixture

@@ -376,7 +376,7 @@ def test_a_slow_invocation_is_answered(served: Served) -> None:
     assert served.gate.gate.entered()
     assert served.ask("GET", "/healthz")[0] == 200  # the server goes on meanwhile
     served.gate.gate.open()
-    thread.join(10)
+    thread.join(20)
     assert answers[0]["sets"]["b"][0]["text"] == "late"
 
 

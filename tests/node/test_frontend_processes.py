@@ -17,7 +17,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +31,8 @@ from dandelion.frontend_process.leases import SLAB_BYTES
 from dandelion.frontend_process.supervisor import Supervisor
 from dandelion.frontend_process.wire import INLINE_BYTES, PART_ITEMS
 from dandelion.node import Node, Settings
+from dandelion.testing import wait_until
+from tests.processes import children_of, lives
 
 from .frontend_processes import Processes
 from .served import DOCUMENT, GateDriver
@@ -95,29 +96,20 @@ def invoke(
     return answer.status, answer.read()
 
 
-def wait_for(condition: Callable[[], Any]) -> Any:
-    end = time.monotonic() + LIMIT_S
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.005)  # what is waited for is another process, which says nothing
-    raise AssertionError("it never came")
-
-
 @pytest.fixture(scope="module")
 def started() -> Iterator[Served]:
     gate = GateDriver()
     with Processes(SETTINGS, [gate], 2) as processes:
         processes.node.register(DOCUMENT)
         assert processes.node.wait_ready()
-        wait_for(lambda: processes.node.info().arena.contexts == 5)  # status, two slabs for each
+        wait_until(lambda: processes.node.info().arena.contexts == 5)  # status, two slabs for each
         yield Served(processes, gate)
         gate.gate.open(100)
 
 
 @pytest.fixture
 def served(started: Served) -> Iterator[Served]:
-    wait_for(started.rests)  # also after a test that failed
+    wait_until(started.rests)  # also after a test that failed
     with started.opened:
         yield started
 
@@ -134,7 +126,7 @@ def test_a_killed_frontend_loses_its_own_connections_alone(served: Served) -> No
     assert served.gate.gate.entered(LIMIT_S)
     kept = threading.Thread(target=lambda: answers.append(invoke(waiting, "wait", large)))
     kept.start()
-    wait_for(lambda: served.node.info().waiting == 1)
+    wait_until(lambda: served.node.info().waiting == 1)
 
     os.kill(victim, signal.SIGKILL)
 
@@ -146,10 +138,10 @@ def test_a_killed_frontend_loses_its_own_connections_alone(served: Served) -> No
     served.gate.gate.open()
     kept.join(LIMIT_S)
     assert answers == [(200, large)]
-    wait_for(lambda: len(served.pids()) == 2 and victim not in served.pids())
+    wait_until(lambda: len(served.pids()) == 2 and victim not in served.pids())
     for connection in served.connections():
         assert invoke(connection, "echo", b"again") == (200, b"again")
-    wait_for(served.rests)
+    wait_until(served.rests)
 
 
 def test_frontends_killed_under_load_leave_nothing_behind(served: Served) -> None:
@@ -176,16 +168,16 @@ def test_frontends_killed_under_load_leave_nothing_behind(served: Served) -> Non
     for thread in threads:
         thread.start()
     for _ in range(3):
-        wait_for(lambda: len(served.pids()) == 2)
+        wait_until(lambda: len(served.pids()) == 2)
         right.clear()
-        wait_for(lambda: set(right) == set(sizes))
+        wait_until(lambda: set(right) == set(sizes))
         os.kill(served.pids()[0], signal.SIGKILL)
     stopping.set()
     for thread in threads:
         thread.join(LIMIT_S)
     assert not wrong
-    wait_for(lambda: len(served.pids()) == 2)
-    wait_for(served.rests)
+    wait_until(lambda: len(served.pids()) == 2)
+    wait_until(served.rests)
 
 
 def test_memory_is_kept_while_a_process_may_write_to_it(served: Served) -> None:
@@ -195,17 +187,17 @@ def test_memory_is_kept_while_a_process_may_write_to_it(served: Served) -> None:
     connection.putrequest("POST", "/v1/invoke/echo")
     connection.putheader("Content-Length", "2000000")
     connection.endheaders(bytes(1_000_000))
-    wait_for(lambda: served.node.info().arena.used_bytes > served.at_rest.used_bytes + 2_000_000)
+    wait_until(lambda: served.node.info().arena.used_bytes > served.at_rest.used_bytes + 2_000_000)
     lifeline = Path(f"/proc/{victim}/cmdline").read_bytes().split(b"\0")[6].decode()
     held = os.open(f"/proc/{victim}/fd/{lifeline}", os.O_WRONLY)
     try:
         os.kill(victim, signal.SIGKILL)
-        wait_for(lambda: len(served.pids()) == 2 and victim not in served.pids())
+        wait_until(lambda: len(served.pids()) == 2 and victim not in served.pids())
         assert served.connections()  # both serve again
         assert served.node.info().arena.used_bytes > served.at_rest.used_bytes + 2_000_000
     finally:
         os.close(held)
-    wait_for(served.rests)
+    wait_until(served.rests)
 
 
 def test_converters_end_with_their_frontend(served: Served) -> None:
@@ -218,9 +210,9 @@ def test_converters_end_with_their_frontend(served: Served) -> None:
     victim = served.pids()[0]
     (converter,) = children_of(victim)
     os.kill(victim, signal.SIGKILL)
-    wait_for(lambda: not Path(f"/proc/{converter}").exists())
-    wait_for(lambda: len(served.pids()) == 2 and victim not in served.pids())
-    wait_for(served.rests)
+    wait_until(lambda: not lives(converter))
+    wait_until(lambda: len(served.pids()) == 2 and victim not in served.pids())
+    wait_until(served.rests)
 
 
 def test_frontends_end_with_their_node(tmp_path: Path) -> None:
@@ -243,23 +235,14 @@ def test_frontends_end_with_their_node(tmp_path: Path) -> None:
             connection.request("POST", "/v1/register", json.dumps(document), JSON)
             assert connection.getresponse().read()
         node.kill()
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in frontends))
+    wait_until(lambda: not any(map(lives, frontends)))
     node, port, frontends = started()
     with node:
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
             assert invoke(connection, "f", b"x")[0] == 200  # what was acknowledged is there
         node.send_signal(signal.SIGTERM)
         assert node.wait(LIMIT_S) == 0
-    assert not any(Path(f"/proc/{pid}").exists() for pid in frontends)
-
-
-def children_of(process: int) -> set[int]:
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == process:
-                found.add(int(stat.parent.name))
-    return found
+    assert not any(map(lives, frontends))
 
 
 @pytest.mark.parametrize("program", ["/bin/false", "/there is no such program"])
@@ -287,13 +270,13 @@ def test_a_frontend_comes_back_when_the_node_has_descriptors_again(
     with monkeypatch.context() as patched:
         patched.setattr(supervisor_module.os, "pidfd_open", fail("pidfd_open"))
         os.kill(before[0], signal.SIGKILL)
-        wait_for(lambda: failed)
+        wait_until(lambda: failed)
         patched.setattr(supervisor_module.os, "pipe", fail("pipe"))
-        wait_for(lambda: "pipe" in failed)
-    wait_for(lambda: set(served.pids()) - set(before) and len(served.pids()) == 2)
-    wait_for(lambda: all(p.is_ready for p in served.processes.supervisor._places))
+        wait_until(lambda: "pipe" in failed)
+    wait_until(lambda: set(served.pids()) - set(before) and len(served.pids()) == 2)
+    wait_until(lambda: all(p.is_ready for p in served.processes.supervisor._places))
     assert len(failed) < 10  # it does not try without a pause
-    wait_for(lambda: open_files() < files + len(failed))  # each failure had opened something
+    wait_until(lambda: open_files() < files + len(failed))  # each failure had opened something
 
 
 def open_files() -> int:
@@ -315,9 +298,9 @@ def test_requests_under_way_end_before_the_frontends_do() -> None:
             ]
             for thread in threads:
                 thread.start()
-            wait_for(lambda: served.node.info().running == 2)
+            wait_until(lambda: served.node.info().running == 2)
             processes.loop.call_soon_threadsafe(processes.left.set)
-            wait_for(lambda: refuses(processes.port))
+            wait_until(lambda: refuses(processes.port))
             gate.gate.open(2)
             for thread in threads:
                 thread.join(LIMIT_S)
@@ -353,7 +336,7 @@ def test_what_one_frontend_registers_all_know_at_once(served: Served) -> None:
 def test_what_the_program_registers_reaches_the_frontends(served: Served) -> None:
     both = served.connections()[::2]
     assert served.node.remove(type(served.node.describe("echo")), "matrix")
-    wait_for(lambda: all(invoke(c, "matrix", bytes(8))[0] == 404 for c in both))
+    wait_until(lambda: all(invoke(c, "matrix", bytes(8))[0] == 404 for c in both))
 
 
 def test_a_node_that_stands_still_is_told_of(
@@ -377,7 +360,7 @@ def test_a_node_that_stands_still_is_told_of(
         patch.setattr(writer, "update", lambda: None)
         writer._words[2] = 1  # it was long ago
         assert health() == (503, 503)
-    wait_for(lambda: health() == (200, 200))
+    wait_until(lambda: health() == (200, 200))
 
 
 # --- memory -------------------------------------------------------------------------------------
@@ -391,14 +374,14 @@ def test_bodies_of_all_sizes(served: Served, size: int) -> None:
     for connection in served.connections():
         for _ in range(5):
             assert invoke(connection, "echo", body) == (200, body)
-    wait_for(served.rests)
+    wait_until(served.rests)
 
 
 def test_a_body_of_unknown_size(served: Served) -> None:
     with contextlib.closing(served.connect()) as connection:
         connection.request("POST", "/v1/invoke/echo", iter([bytes(100_000)] * 3), RAW)
         assert connection.getresponse().read() == bytes(300_000)
-    wait_for(served.rests)
+    wait_until(served.rests)
 
 
 @pytest.mark.parametrize("count", [PART_ITEMS, PART_ITEMS + 1, 3 * PART_ITEMS + 1])
@@ -411,7 +394,7 @@ def test_many_items(served: Served, count: int) -> None:
         sets = json.loads(connection.getresponse().read())["sets"]
     assert list(sets) == ["left", "right"]
     assert sets == {"left": left, "right": None}
-    wait_for(served.rests)
+    wait_until(served.rests)
 
 
 def test_a_full_arena_is_an_answer(served: Served) -> None:
@@ -427,7 +410,7 @@ def test_a_full_arena_is_an_answer(served: Served) -> None:
         assert invoke(first, "echo", bytes(10_000)) == (200, bytes(10_000))
     held.clear()
     assert invoke(first, "echo", bytes(3_000_000)) == (200, bytes(3_000_000))
-    wait_for(served.rests)
+    wait_until(served.rests)
 
 
 def test_a_result_is_kept_while_its_reader_is_slow(served: Served) -> None:
@@ -447,7 +430,7 @@ def test_a_result_is_kept_while_its_reader_is_slow(served: Served) -> None:
     with connection.getresponse() as unread:
         unread.read(10)
     connection.close()  # a reader that leaves keeps nothing
-    wait_for(served.rests)
+    wait_until(served.rests)
 
 
 def test_a_client_that_leaves_cancels_its_invocation(served: Served) -> None:
@@ -457,7 +440,7 @@ def test_a_client_that_leaves_cancels_its_invocation(served: Served) -> None:
         assert served.gate.gate.entered(LIMIT_S)
         connection.close()
         assert served.gate.gate.was_cancelled(LIMIT_S)
-    wait_for(served.rests)
+    wait_until(served.rests)
 
 
 # --- settings and addresses ---------------------------------------------------------------------

@@ -20,7 +20,7 @@ SOURCE = """
 #include "dandelion.h"
 KERNEL void advance(GLOBAL u64 *x) { x[0] += 1; }
 """
-SOON_S = 0.05
+SOON_S = 2.0
 
 
 def steps() -> bp.Blueprint:

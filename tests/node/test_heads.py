@@ -203,7 +203,7 @@ def test_the_token_of_a_known_head_is_checked_each_time(tmp_path: Path) -> None:
 
 
 async def _until_refused(served: Any) -> int:
-    for _ in range(400):  # the file is looked at several times a second
+    for _ in range(2000):  # the file is looked at several times a second
         status = int(served.ask("GET", "/v1/functions", "acme").status)
         if status != 200:
             return status

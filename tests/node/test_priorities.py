@@ -58,7 +58,7 @@ class Stage:
                 wait_until(partial(self._waits, number + 1))
             self.gate.open(len(calls))
             for call in calls:
-                call.result(10)
+                call.result(20)
         wait_until(lambda: len(self.driver.seen.ran) == 1 + len(PRIORITIES))
         return [PRIORITIES[int(name[1:])] for _, name in self.driver.seen.ran[1:]]
 

@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from dandelion.testing import wait_until
+from tests.processes import lives
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -17,17 +19,9 @@ node = Node(Settings(backends=("null", "native", "process"), arena_bytes=1 << 20
 atexit.register(lambda: print("it is", node._parts.state.value))  # what comes first is called last
 node.start()
 node.wait_ready()
-below = [t.read_text() for t in __import__("pathlib").Path("/proc/self/task").glob("*/children")]
-print(*" ".join(below).split())
+print(*__import__("tests.processes").processes.children())
 {end}
 """
-
-
-def there(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize(
@@ -44,9 +38,6 @@ def test_a_program_that_does_not_close_its_node_ends(end: str, code: int, said: 
     assert bool(done.stderr) == bool(said)
     below, state = done.stdout.splitlines()
     assert state == "it is closed"
-    pids = below.split()
+    pids = list(map(int, below.split()))
     assert pids
-    end_s = time.monotonic() + 10
-    while any(map(there, pids)) and time.monotonic() < end_s:
-        time.sleep(0.01)
-    assert not any(map(there, pids))
+    wait_until(lambda: not any(map(lives, pids)))

@@ -48,6 +48,7 @@ def wheels(tmp_path: Path) -> Path:
 @pytest.fixture
 def make(tmp_path: Path, wheels: Path) -> Iterator[Make]:
     """Make stores on one folder, as several nodes have them."""
+    before = children()
     with ExitStack() as opened:
 
         def made(
@@ -59,7 +60,7 @@ def make(tmp_path: Path, wheels: Path) -> Iterator[Make]:
             return store
 
         yield made
-    assert not children()
+    assert children() <= before
     assert not list((tmp_path / "cache").glob(".preparing*"))
 
 
@@ -147,7 +148,7 @@ def test_a_node_that_is_killed_while_it_prepares(
     with subprocess.Popen(command) as node, silent.accept()[0] as connection:
         assert list((tmp_path / "cache").glob(".preparing-*"))
         node.kill()
-        connection.settimeout(10)  # less than that of its request
+        connection.settimeout(20)  # less than that of its request
         while connection.recv(4096):  # its request, then the end of its process
             pass
     code = prepared(make([]), "a")
@@ -252,6 +253,7 @@ def test_limits_of_disk_files_and_time(make: Make, wheels: Path) -> None:
 
 
 def test_closing_ends_a_preparation(tmp_path: Path, silent: socket.socket) -> None:
+    before = children()
     source = PackageSource(index=f"http://127.0.0.1:{silent.getsockname()[1]}/simple")
     store = Environments(tmp_path / "cache", source, LIMITS, list)
     with ThreadPoolExecutor(1) as pool:
@@ -265,7 +267,7 @@ def test_closing_ends_a_preparation(tmp_path: Path, silent: socket.socket) -> No
             store.stop()
             with pytest.raises(Cancelled):
                 preparation.result(20)
-    assert not children()
+    assert children() <= before
     assert not list((tmp_path / "cache").glob(".preparing*"))
 
 

@@ -17,7 +17,6 @@ import re
 import select
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -38,7 +37,7 @@ from .snippets import Snippet, agrees, commands
 _ADDRESS = re.compile(r"(127\.0\.0\.1|localhost):8080")
 _CODE = re.compile(r"^(\$ |dandelion |import |from |def |class |curl )", re.MULTILINE)
 _COMMAND_S = 60
-_READY = re.compile(rb"http://127\.0\.0\.1:(\d+)")
+_READY = re.compile(rb"http://127\.0\.0\.1:(\d+)\D")
 _SERVE = "dandelion serve"
 _SERVES = re.compile(rf"^{_SERVE}(?: [^\n]*\\\n)*[^\n]*$", re.MULTILINE)
 
@@ -196,10 +195,8 @@ class Reader:
         if command.splitlines()[-1] == _SERVE:
             self._call(self._shared)
             return
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
         path = shlex.quote(self._environment["PATH"])  # a process of its own, which can be ended
-        script = f". '{self._state}'\nPATH={path}\n{command} --port {port}"
+        script = f". '{self._state}'\nPATH={path}\n{command} --port 0"
         self._second = subprocess.Popen(
             ["bash", "-c", script],
             env=self._environment,
@@ -209,9 +206,10 @@ class Reader:
             start_new_session=True,
         )
         said = self._until_ready(self._second)
-        if f":{port}".encode() not in said:
+        ready = _READY.search(said)
+        if ready is None:
             raise PageError(self._page, snippet, f"it did not start: {said.decode()}")
-        self._call(f"127.0.0.1:{port}")
+        self._call(f"127.0.0.1:{int(ready[1])}")
 
     def _call(self, address: str) -> None:
         """Use the node at an address from now on."""
