@@ -74,8 +74,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         grpc_max_calls: how many calls and streams of gRPC may be open at once; more are refused.
         http2: also serve HTTP/2, to clients that begin with it and, with TLS, to those that
             negotiate it; needs the extra ``http2``.
-        frontends: how many processes of `dandelion serve` parse HTTP; with 1 the node's does. The
-            limits of connections below are divided among them.
+        frontends: how many processes of `dandelion serve` parse HTTP, at most 256; with 1 the
+            node's does. The limits of connections below are divided among them.
         max_connections: limit of the frontend; fewer where the process may not open so many files.
             At the limit, idle connections are closed for new ones.
         max_connections_per_peer: limit of one address, or of one IPv6 network of 64 bits.
@@ -192,7 +192,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     grpc_port: Annotated[int, msgspec.Meta(ge=-1, le=65535)] = -1
     grpc_max_calls: Count = 256
     http2: bool = False
-    frontends: Count = 1
+    frontends: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
     max_connections: Count = 16384
     max_connections_per_peer: Count = 8192
     head_timeout_s: Seconds = 10.0
