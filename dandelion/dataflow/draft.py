@@ -57,25 +57,35 @@ _OWN = {
 _current: ContextVar[Draft | None] = ContextVar("draft", default=None)
 
 
-COMPARED = (bool, int, float, str, bytes)
-"""Types of values with which users may try to compare a handle."""
+class Handle:
+    """Stands for what has neither a value nor items while a composition is described."""
+
+    __slots__ = ()
+    _what = ""
+
+    def __bool__(self) -> bool:
+        self._refuse_value()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (bool, int, float, str, bytes)):  # with which users may compare it
+            self._refuse_value()
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def __iter__(self) -> Iterator[SetHandle]:
+        hint = "bind it with each(...) to have an instance for each item"
+        refuse("no-value", f"{self._what} has no items while the composition is described; {hint}")
+
+    def _refuse_value(self) -> NoReturn:
+        refuse("no-value", f"{self._what} has no value while the composition is described")
 
 
-def refuse_value(what: str) -> NoReturn:
-    """Refuse that a handle is tested or compared."""
-    refuse("no-value", f"{what} has no value while the composition is described")
-
-
-def refuse_items(what: str) -> NoReturn:
-    """Refuse that a handle is iterated over."""
-    hint = "bind it with each(...) to have an instance for each item"
-    refuse("no-value", f"{what} has no items while the composition is described; {hint}")
-
-
-class SetHandle:
+class SetHandle(Handle):
     """A set of a composition that is being described: an input, or an output of an application."""
 
     __slots__ = ("application", "draft", "name")
+    _what = "a set"
 
     def __init__(self, draft: Draft, name: str, application: DraftApplication | None) -> None:
         self.draft = draft
@@ -85,19 +95,6 @@ class SetHandle:
     def __repr__(self) -> str:
         of = f"{self.application.signature.name}." if self.application else ""
         return f"<set {of}{self.name}>"
-
-    def __bool__(self) -> bool:
-        refuse_value("a set")
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, COMPARED):
-            refuse_value("a set")
-        return self is other
-
-    __hash__ = object.__hash__
-
-    def __iter__(self) -> Iterator[SetHandle]:
-        refuse_items("a set")
 
 
 @dataclass(slots=True, eq=False)

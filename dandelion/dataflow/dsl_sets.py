@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn, TypeAlias
 
 from dandelion.data import next_name
 from dandelion.dataflow.draft import (
-    COMPARED,
     Draft,
     DraftApplication,
+    Handle,
     SetHandle,
     python_line,
     refuse,
-    refuse_items,
-    refuse_value,
     user_place,
 )
 from dandelion.dataflow.excerpt import with_excerpts
@@ -40,7 +38,7 @@ class BoundSet:
     optional: bool = False
 
 
-class ApplicationHandle:
+class ApplicationHandle(Handle):
     """One application: its output sets are attributes, or items where Python needs the name.
 
     An application with a single output set can be used wherever a set can. An output set with the
@@ -48,6 +46,7 @@ class ApplicationHandle:
     """
 
     __slots__ = ("_application", "_draft")
+    _what = "an application"
 
     def __init__(self, draft: Draft, application: DraftApplication) -> None:
         self._draft = draft
@@ -67,19 +66,6 @@ class ApplicationHandle:
         if name not in application.outputs:
             application.outputs[name] = SetHandle(self._draft, name, application)
         return application.outputs[name]
-
-    def __bool__(self) -> bool:
-        refuse_value("an application")
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, COMPARED):
-            refuse_value("an application")
-        return self is other
-
-    __hash__ = object.__hash__
-
-    def __iter__(self) -> Iterator[SetHandle]:
-        refuse_items("an application")
 
     def repeat(
         self,
