@@ -416,8 +416,8 @@ def document():
     ("program", "found"),
     [
         (PROGRAM.format("pass"), ""),
-        (PROGRAM.format("if numbers: pass"), ": a set has no value"),
-        (WITH_TEXT, "x.py: compositions[0]"),
+        (PROGRAM.format("if numbers: pass"), r"x\.py:10:\d+: a set has no value"),
+        (WITH_TEXT, r"x\.py: compositions\[0\]"),
         ("x = 1", "nothing to register"),
         ("raise ValueError('no')", "ValueError: no"),
     ],
@@ -427,7 +427,7 @@ def test_check_a_python_file(command: Command, tmp_path: Path, program: str, fou
     path.write_text(program)
     code, out, _ = command("check", path)
     assert code == bool(found)
-    assert found in out
+    assert re.search(found, out)
     assert command("check", tmp_path)[1].startswith("0 files"), "it has to be named"
 
 

@@ -49,7 +49,6 @@ def wanted(module: Any, given: tuple[Any, ...], names: tuple[str, ...]) -> dict[
 @pytest.mark.parametrize("model", ["resnet18", "bert_base"])
 def test_calls_of_all_sizes_and_joined_calls(cuda: str, node: Node, model: str, route: str) -> None:
     module, examples = torch_models.model(model, 4, max(ROWS))
-    module = module.float()
     target = "" if route == "portable" else f"cuda:{cuda.removeprefix('sm_')}"
     name = f"{model}_{route}"
     made = export_module(
