@@ -172,7 +172,10 @@ class EngineStarter:
         self._add(backend, state, info, ready, {}, "sequential")
 
     def _exchange(self, engine: EngineState) -> ConstantsExchange:
-        return self._exchanges.setdefault(engine.device, ConstantsExchange())
+        exchange = self._exchanges.get(engine.device)
+        if exchange is None:
+            exchange = self._exchanges[engine.device] = ConstantsExchange(self._around.pool)
+        return exchange
 
     def _start_workers(self, backend: Backend, resource: str, count: int, elastic: bool) -> None:
         """Add the workers of one resource; the scheduler says which are started."""

@@ -787,6 +787,8 @@ int fake_release(void)
         return NO_CONTEXT;
     contexts--;
     fake_gone(CONTEXT);
+    if (contexts)
+        return OK; /* another device object of this process uses it */
     clear(&queue);
     for (int kind = 0; kind < KINDS && !broken; kind++)
         leaked += kind == PROGRAM ? 0 : live[kind];

@@ -155,7 +155,8 @@ def test_constants_survive_the_engine_that_copied_them(node: Node) -> None:
     exchange = exchange_of(node)
     (entry,) = exchange._entries.values()
     for executor in list(entry.mapped):
-        assert isinstance(executor, ProcessExecutor) and executor._process is not None
+        assert isinstance(executor, ProcessExecutor)
+        assert executor._process is not None
         os.kill(executor._process.child.pid, signal.SIGKILL)
         call_all(node, [1] * 32)
     call_all(node, [1] * 32)
