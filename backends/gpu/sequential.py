@@ -46,8 +46,7 @@ from .candidates import Chooser
 from .chosen_plans import ChosenPlans
 from .constants import LEAST_BYTES, UNIT_BYTES, DeviceConstants, WeightsLimit
 from .device import Device
-from .known_calls import KNOWN_CALLS, KnownCall
-from .layout import aligned
+from .known_calls import KNOWN_CALLS, KnownCall, known_call
 from .modules import Modules, Ready
 from .pacing import BRIEF_PARTS, PART_NS, Pacer
 from .plan_cache import PlanCache
@@ -267,22 +266,8 @@ class SequentialEngine(Engine):
             check = functools.partial(self._check, call)
             plan, key = self._chosen.plan(program, call, items, plan, resident, check)
         ready = self.modules.ready(program, plan, call.function.files, resident)
-        copies = [(p, plan.slots[n].offset_bytes) for n, p in program.inputs if n in plan.slots]
-        results = []
-        end = 0
-        for name in program.outputs:
-            slot = plan.outputs[name]
-            results.append((name, end, slot.size_bytes, slot.offset_bytes))
-            end += aligned(slot.size_bytes)
         refused = keep and resident is None and bool(program.constants)
-        made = KnownCall(program, ready, tuple(copies), tuple(results), end, keep, refused)
-        made.candidates = key
-        made.words = tuple(dict.fromkeys(plan.present_if.values()))
-        made.decided = tuple(
-            tuple(i for i, n in enumerate(program.outputs) if plan.present_if.get(n) == word)
-            for word in made.words
-        )
-        return made
+        return known_call(program, plan, ready, keep, refused, key)
 
     def _enlarge(self) -> None:
         """Take the whole pool. Its addresses are other ones, so nothing that was captured lasts."""

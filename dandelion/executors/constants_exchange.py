@@ -80,8 +80,13 @@ class ConstantsExchange:
             What the process is to map; None if it has them or is to copy them. The descriptor
             stays open until the flow is dropped.
         """
-        entry = self._entries.setdefault(flow.constants, _Entry())
-        entry.flows.setdefault(member, set()).add(flow)
+        entry = self._entries.get(flow.constants)
+        if entry is None:
+            entry = self._entries[flow.constants] = _Entry()
+        flows = entry.flows.get(member)
+        if flows is None:
+            flows = entry.flows[member] = set()
+        flows.add(flow)
         if entry.descriptor < 0:
             entry.source = entry.source or member
         elif member not in entry.mapped:
