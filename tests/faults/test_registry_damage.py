@@ -292,9 +292,7 @@ def test_missing_blobs_are_named(used: Path, caplog: pytest.LogCaptureFixture) -
     assert "version 2" not in text
 
 
-def test_a_missing_count_of_versions_is_named(
-    used: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_count_of_versions_is_named(used: Path, caplog: pytest.LogCaptureFixture) -> None:
     with opened(used) as catalog:
         catalog.remove(FunctionSpec, "F", 2)
     assert warned(used, caplog) == ""  # what was removed as usual is not missing
