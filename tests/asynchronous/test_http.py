@@ -189,6 +189,20 @@ def test_a_wait_answers_synchronously_if_it_is_long_enough(here: Served) -> None
     assert here.submit("echo", Prefer="return=minimal").status == 200
 
 
+def test_preferences_in_several_lines_are_one_list(here: Served) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=TIMEOUT_S)
+    with contextlib.closing(connection):
+        connection.putrequest("POST", "/v1/invoke/echo")
+        given = {"Content-Type": "application/json", "Content-Length": str(len(SETS))}
+        lines = [*given.items(), ("Prefer", "respond-async"), ("Prefer", "wait=20")]
+        for name, value in [*lines, ("Accept", "application/json"), ("Accept", "text/html")]:
+            connection.putheader(name, value)
+        connection.endheaders(SETS)
+        response = connection.getresponse()
+        assert response.status == 200, response.read()
+        assert response.headers["preference-applied"] == "respond-async, wait=20"
+
+
 def test_what_does_not_fit_is_refused_at_once(here: Served) -> None:
     assert here.submit("ecko").kind == "Unknown"
     assert here.submit("echo", b'{"sets": {}}').kind == "InvalidInput"
