@@ -35,7 +35,13 @@ from dandelion.documents import (
     collect,
 )
 from dandelion.errors import DandelionError, InvalidInput, Unknown, from_record
-from dandelion.frontend.client_requests import ClientRequest, ClientResponse, Steps, checked_headers
+from dandelion.frontend.client_requests import (
+    ClientRequest,
+    ClientResponse,
+    Steps,
+    check_seconds,
+    checked_headers,
+)
 from dandelion.frontend.codecs import decode_response
 from dandelion.frontend.kept_documents import (
     EventsDocument,
@@ -114,8 +120,9 @@ def _invocation(
     chunks = request_body(sets)
     headers, timeout_s = {**_MSGPACK, **more}, None
     if deadline_s is not None:
+        check_seconds("deadline_s", deadline_s)
         headers["Dandelion-Deadline"] = repr(float(deadline_s))
-        timeout_s = max(deadline_s, 0.0) + _GRACE_S
+        timeout_s = deadline_s + _GRACE_S
     return ClientRequest("POST", path, headers, chunks, timeout_s)
 
 
@@ -124,6 +131,7 @@ def submit(requested: KeptRequest, sets: Mapping[str, Value]) -> Steps[str]:
     chunks = request_body(sets)
     headers = {**_MSGPACK, "Prefer": "respond-async"}
     if requested.deadline_s is not None:
+        check_seconds("deadline_s", requested.deadline_s)
         headers["Dandelion-Deadline"] = repr(float(requested.deadline_s))
     if requested.priority:
         headers["Dandelion-Priority"] = str(requested.priority)
