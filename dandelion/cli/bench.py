@@ -153,6 +153,7 @@ def _results(arguments: Arguments) -> list[Any]:
     if arguments.paths:
         read = _load("records").read_results
         return [result for path in arguments.paths for result in read(path)]
+    results: list[Any]
     results, folder, others = _load("experiment").latest_results()
     left = "".join(
         f"; {other} has {number}, name it to see them" for other, number in others.items()
