@@ -23,7 +23,16 @@ from dandelion.frontend.access_log import (
     access_log_of,
 )
 from dandelion.frontend.adapter import Adapter, AdapterContext, load_adapter
-from dandelion.frontend.asgi import NAME_LIMIT, Receive, Request, Response, Scope, Send, clipped
+from dandelion.frontend.asgi import (
+    NAME_LIMIT,
+    Receive,
+    Request,
+    Response,
+    Scope,
+    Send,
+    clipped,
+    empty_stream,
+)
 from dandelion.frontend.audit import Change
 from dandelion.frontend.catalogue import json_response
 from dandelion.frontend.conversion.converter import Converter
@@ -142,6 +151,9 @@ class App:
                 response = await handler(request)
             except (Exception, asyncio.CancelledError) as error:
                 response = _problem_of(request, error)
+            if request.method == "HEAD" and response.stream is not None:
+                await response.stream.aclose()  # it may have no end
+                response.stream = empty_stream()
             response.close = request.close
             if request.response_headers:
                 response.headers += request.response_headers

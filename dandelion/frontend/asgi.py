@@ -132,6 +132,12 @@ class Response:
         await send({"type": "http.response.body", "body": b""})
 
 
+async def empty_stream() -> AsyncGenerator[Bytes, None]:
+    """Yield nothing: the stream of a response without a body."""
+    return
+    yield b""
+
+
 class DisconnectWatcher:
     """Cancels the coroutine of a request when its client disconnects.
 

@@ -436,6 +436,11 @@ def test_a_tenant_has_a_bounded_number_of_streams(frontends: int) -> None:
             assert (refused.status, refused.kind) == (429, "Overloaded"), path
         assert here.ask("GET", place).json["state"] == "running"
         assert here.submit("echo").status == 202
+        # It is accepted: with an error the client would repeat it.
+        accepted = here.submit("echo", Prefer="respond-async, wait=20")
+        assert accepted.status == 202, accepted.body
+        assert accepted.headers["preference-applied"] == "respond-async"
+        assert here.ask("GET", accepted.headers["location"]).status == 200
         opened.close()
         wait_until(lambda: not watching, TIMEOUT_S)
         here.gate.open()

@@ -148,3 +148,13 @@ def test_a_server_that_drains_ends_its_streams(tmp_path: Path) -> None:
         events.next()
     assert events.response.read().strip() in (b"", b": nothing new")
     events.close()
+
+
+def test_a_head_request_ends_no_matter_how_long_the_stream_is(served: Guarded) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
+    with closing(connection):
+        for path in ("/v1/activity/events", "/v1/logs?follow=true", "/v1/activity"):
+            given = {"Authorization": f"Bearer {token('acme')}"}
+            connection.request("HEAD", path, headers=given)
+            response = connection.getresponse()
+            assert (response.status, response.read()) == (200, b""), path
