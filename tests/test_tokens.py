@@ -169,6 +169,8 @@ GOOD = f'[[tokens]]\nname = "a"\nrights = ["read"]\nsha256 = "{digest_of("a")}"\
         GOOD + "rate = 0.0\n",
         GOOD + "rate = nan\n",
         GOOD + "rate = inf\n",
+        GOOD + "rate = 1e-320\n",  # the time between two requests would be infinite
+        GOOD + f"rate = 1.0\nburst = {10**400}\n",
         GOOD + "burst = 5\n",
         GOOD + "rate = 1.0\nburst = 0\n",
         GOOD + 'token = "plain"\n',
