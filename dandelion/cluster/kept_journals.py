@@ -36,9 +36,9 @@ JOURNAL_RECORDS = 4000
 """After so many invocations a node begins another journal: all that one has fits into a message."""
 
 EMPTY_LIMIT = DROPPED_LIMIT // JOURNAL_RECORDS + 1
-"""Empty journals beyond these are used again, the one first that has been empty for longest. While a
-voter is away, no journal can be forgotten. By the time that a journal is used again, so much was
-dropped since that no node remembers what was dropped of it, so it still fits into a message."""
+"""Empty journals beyond these are used again, first the one that has been empty for longest: while
+a voter is away, no journal can be forgotten. Until then so much was dropped of others that no node
+remembers what was dropped of this one, so what a node has of it still fits into a message."""
 
 LOST_LIMIT = 10_000
 """So many ids of invocations that other nodes have taken are remembered: steps of them may wait."""
