@@ -371,4 +371,4 @@ def _query(given: Mapping[str, object]) -> str:
 
 
 def _no_unicode(where: str, text: str) -> InvalidInput:
-    return InvalidInput(where, f"{ascii(text)} is not valid Unicode", "names are text in UTF-8")
+    return InvalidInput(where, f"{text!a} is not valid Unicode", "names are text in UTF-8")
