@@ -14,8 +14,9 @@ import pytest
 
 from dandelion.frontend.page import FILES, STREAMS
 from dandelion.testing import wait_until
+from dandelion.tokens.file import write_tokens
 
-from .guarded import Guarded, guarded, token
+from .guarded import RECORDS, Guarded, guarded, token
 from .served import function
 
 
@@ -126,6 +127,17 @@ def test_events_tell_what_is_new(served: Guarded) -> None:
         assert invoke(served, "echo") == 200
         found = events.next()
         assert [one["number"] for one in found["invocations"]] == [cursor + 1]
+
+
+def test_a_stream_ends_when_its_token_is_removed(tmp_path: Path) -> None:
+    with guarded(tmp_path, 1) as served:
+        served.node.register(function("echo", ("a",), ("b",)), tenant="acme")
+        with closing(Events(served)) as events:
+            events.next()
+            write_tokens(served.tokens, [r for r in RECORDS if r.name != "acme"])
+            wait_until(lambda: served.ask("GET", "/v1/functions", "acme").status == 401, 20)
+            assert invoke(served, "echo", "only-invoke") == 200
+            assert events.response.read() == b"\n", "it shows what happened since"
 
 
 def test_streams_are_limited(served: Guarded) -> None:
