@@ -75,7 +75,7 @@ def text_data(where: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        message = f"the text {ascii(text[:40])} is not valid Unicode"
+        message = f"the text {text[:40]!a} is not valid Unicode"
         raise InvalidInput(where, message, "give bytes: text.encode(errors=...)") from None
 
 
