@@ -293,6 +293,15 @@ def test_a_repetition_waits_for_the_first_request(here: Served) -> None:
     assert here.ask("GET", "/v1/invocations").json["invocations"][0]["attempts"] == 1
 
 
+def test_a_wait_that_is_no_number_is_refused(here: Served) -> None:
+    with Client(f"http://127.0.0.1:{here.port}") as client:
+        handle = client.submit("wait", a="x")
+        with pytest.raises(InvalidInput, match="timeout_s"):  # it would never be over
+            handle.result(float("nan"))
+        here.gate.open()
+        assert handle.result(20)["b"].text() == "x"
+
+
 def test_clients_repeat_a_call_with_a_key(here: Served) -> None:
     url = f"http://127.0.0.1:{here.port}"
     with Client(url) as client:
