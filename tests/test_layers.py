@@ -47,6 +47,7 @@ LAYERS = [
     ["registration"],
     ["dispatcher"],
     ["fusion"],
+    ["controllers"],
     ["scheduler"],
     ["settings", "engine_process"],
     ["capacity", "activity"],

@@ -37,12 +37,11 @@ file             content
 `lines`          queues
 `batches`        calls that are run as one
 `sending`        from the queues to the engines
-`concurrency`    how many workers of a device are started and active; `climbing`, how it is found
+`concurrency`    how many workers of a device are started and active; the number follows from `controllers`
 `residency`      functions in the node's memory and on devices
 `retries`        which calls are retried
 `pauses`         instances that wait before they are run again, as a composition declares
 `scheduler`      the events
-`invariants`     what holds after every event
 ===============  ==============================================================================
 """
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
+from dandelion.controllers.cores import CoreDivision
 from dandelion.dispatcher import Complete, Fail, Instruction, Pause, Run
 from dandelion.driver import InstanceSets
 from dandelion.errors import (
@@ -23,7 +24,6 @@ from dandelion.errors import (
 )
 from dandelion.scheduler.actions import Action, End
 from dandelion.scheduler.calls import Calls, Sizes
-from dandelion.scheduler.cores import CoreDivision
 from dandelion.scheduler.fleet import Fleet
 from dandelion.scheduler.pauses import Pauses
 from dandelion.scheduler.policy import Policy

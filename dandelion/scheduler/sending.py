@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
+from dandelion.controllers.cores import CoreDivision
 from dandelion.errors import ContextFull, DandelionError, QuotaExceeded
 from dandelion.scheduler.actions import Action, Send, Start
 from dandelion.scheduler.batches import Batches
 from dandelion.scheduler.concurrency import Concurrency, WorkerPool
-from dandelion.scheduler.cores import CoreDivision, CoreShares
+from dandelion.scheduler.cores import CoreShares
 from dandelion.scheduler.engine import EnginePhase, EngineState
 from dandelion.scheduler.lines import Lines, busy_owner, overfull
 from dandelion.scheduler.placement import Engines, Needs, best_free, no_engine

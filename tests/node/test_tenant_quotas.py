@@ -30,10 +30,10 @@ from dandelion.node import Node, Settings
 from dandelion.node.invocation import Invocation
 from dandelion.scheduler import EngineState, InvocationState, Quota, Scheduler, Tenant, policy_of
 from dandelion.scheduler.actions import Send
-from dandelion.scheduler.invariants import check_invariants
 from dandelion.scheduler.records import Presence
 from dandelion.settings import TenantSettings
 from dandelion.testing import Gate, Script, ScriptedDriver, wait_until
+from dandelion.testing.scheduler_invariants import check_invariants
 from dandelion.testing.scripted import echo
 
 ENGINES = {"0": Capacity(), "1": Capacity()}

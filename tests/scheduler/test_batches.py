@@ -20,7 +20,7 @@ from dandelion.scheduler import (
     policy_of,
 )
 from dandelion.scheduler.actions import End, Send, Start
-from dandelion.scheduler.invariants import check_invariants
+from dandelion.testing.scheduler_invariants import check_invariants
 
 MS = 1_000_000
 INPUTS = (ItemSet("x", (Item("a", 0, b"data"),)),)
