@@ -12,7 +12,7 @@ LAYERS = [
     ["search_path"],
     ["addresses"],
     ["checked_resolver"],
-    ["priority"],
+    ["priority", "timers"],
     ["trace_context"],
     ["call_logs"],
     ["markup"],

@@ -175,7 +175,7 @@ def test_waits_that_are_over_are_not_kept() -> None:
     for number in range(300):
         node.submit(number)
     assert len(node.sent) == 150
-    assert len(node.scheduler.calls.sending.batches._due) <= 100
+    assert len(node.scheduler.calls.sending.batches.waits._heap) <= 100
 
 
 def test_calls_that_may_have_killed_an_engine_are_run_one_by_one() -> None:
