@@ -14,6 +14,8 @@ from dandelion.errors import (
 
 from .python_functions import function, run
 
+ECHO = function("def f(x):\n    return x\n")
+
 
 def attempt(engine: ProcessEngine, source: str, **limits: Any) -> DandelionError:
     """Run hostile code and give the error that it ends with."""

@@ -38,21 +38,12 @@ from dandelion.dataflow.graph import (
     Strategy,
 )
 from dandelion.dataflow.language import parse
-from dandelion.dataflow.validate import check_module
 from dandelion.documents import FunctionDocument, python_function
 from dandelion.errors import Raised, RequestFailed, TimedOut
 from dandelion.function import FunctionSpec
-from tests.log_composition import access, fan_out, merge, problem_of, render
+from tests.log_composition import access, merge, problem_of, render, render_logs
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-
-
-@composition
-def render_logs(token: SetHandle, topic: SetHandle) -> dict[str, Any]:
-    """Show the logs of a topic."""
-    login = http(requests=each(access(token=token)))
-    logs = http(requests=each(fan_out(page=login.bodies, topic=topic)))
-    return {"html": render(pages=logs.bodies)}
 
 
 def only(handle: CompositionHandle) -> tuple[Binding, ...]:
@@ -279,62 +270,6 @@ def test_output_sets_may_have_the_names_of_methods() -> None:
         return {"a": found["attempts"], "b": found["catch"]}
 
     assert [r.output for r in f.composition.applications[0].returns] == ["attempts", "catch"]
-
-
-def test_names_never_meet() -> None:
-    @composition
-    def f(access_request: SetHandle) -> dict[str, Any]:
-        first = access(token=access_request)
-        second = access(token=first)
-        third = access(token=second)
-        return {"access_2_request": third, "x": merge(a=first, b=second).merged}
-
-    targets = [r.target for a in f.composition.applications for r in a.returns]
-    assert len(set(targets)) == len(targets)
-    assert targets == ["access_request_2", "access_2_request_2", "access_2_request", "x"]
-
-
-def test_unused_outputs_and_applications_without_readers() -> None:
-    @composition
-    def f(x: SetHandle) -> dict[str, Any]:
-        http(requests=each(x))
-        application = merge(a=x)
-        assert isinstance(application.rest, SetHandle)
-        return {}
-
-    assert [a.returns for a in f.composition.applications] == [(), ()]
-
-
-def test_a_set_under_two_names_is_renamed_by_a_composition() -> None:
-    @composition
-    def f(x: SetHandle, y: SetHandle) -> dict[str, Any]:
-        made = access(token=x)
-        return {"one": made, "two": made, "three": y, "y": y, "set": made}
-
-    assert f.outputs == ("one", "two", "three", "y", "set")
-    assert [c.name for c in f.module.compositions] == ["_same", "f"]
-    renames = {
-        a.returns[0].target: a.bindings[0].source
-        for a in f.composition.applications
-        if a.function == "_same"
-    }
-    assert renames == {"two": "one", "three": "y", "set": "one"}
-    assert check_module(parse(f.text())) == []
-
-
-def test_an_input_may_be_passed_through() -> None:
-    @composition
-    def f(x: SetHandle) -> dict[str, Any]:
-        return {"x": x}
-
-    assert (f.outputs, f.composition.applications) == (("x",), ())
-
-
-def test_the_same_program_gives_the_same_text() -> None:
-    def f(x: SetHandle) -> dict[str, Any]:
-        return {"a": render_logs(token=x, topic=x), "b": x}
-
-    assert composition(f).text() == composition(f).text()
 
 
 def test_compositions_apply_compositions() -> None:

@@ -21,9 +21,15 @@ from dandelion.errors import (
     Raised,
     Unauthorized,
 )
-from tests.sandbox_attempts import attempt
+from tests.sandbox_attempts import ECHO, attempt
 
 from .python_functions import first, function, process_engine, run
+
+
+@pytest.fixture(autouse=True)
+def _honest_afterwards(engine: ProcessEngine) -> Iterator[None]:
+    yield
+    assert first(run(engine, ECHO, b"still here")).bytes() == b"still here"
 
 
 @pytest.fixture(scope="module")

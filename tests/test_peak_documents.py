@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,14 @@ from dandelion.export import ExportedModule, export_module
 from dandelion.node import Node
 from tests.peak_modules import HAS_INDUCTOR, Calls, heads, inductor
 from tests.torch_calls import SETTINGS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        yield
 
 
 class Block(nn.Module):

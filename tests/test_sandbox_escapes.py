@@ -23,12 +23,10 @@ from dandelion.errors import (
     TimedOut,
     Unauthorized,
 )
-from tests.sandbox_attempts import attempt
+from tests.sandbox_attempts import ECHO, attempt
 
 from .filters import effect
 from .python_functions import first, function, process_engine, run
-
-ECHO = function("def f(x):\n    return x\n")
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,12 @@ from tests.wasm_modules import ECHO, HEAD, PASS_ON, assembled, made, wasmtime
 from .native_functions import MIB, call_of, engine_of, first, function, run
 
 
+@pytest.fixture(autouse=True)
+def _honest_afterwards(engine: Engine) -> Iterator[None]:
+    yield
+    assert first(run(engine, ECHO, b"honest")).bytes() == b"honest"
+
+
 @pytest.fixture(scope="module")
 def engine() -> Iterator[WasmEngine]:
     with engine_of("wasm") as engine:
