@@ -148,7 +148,12 @@ class CudaLikeDevice(Device):
             self._protected.stream = self._stream
             self._captures = GraphCapture(calls, self._stream, self._do, self._undo)
             protects = self._trusts_protection and bool(self._attribute("virtual_memory"))
-            self.abilities = dataclasses.replace(self.abilities, protected_memory=protects)
+            key = calls.attributes.exports_memory
+            shares = protects and key is not None and bool(self._attribute(key))
+            self._protected.exports = shares
+            self.abilities = dataclasses.replace(
+                self.abilities, protected_memory=protects, shared_memory=shares
+            )
             calls.set_heap_limit(0)  # refused where a kernel with malloc ran in this process
             calls.set_print_limit(0)
             self._limits = kernel_limits(calls.attributes, self._attribute)
@@ -307,6 +312,13 @@ class CudaLikeDevice(Device):
     def _free_protected(self, memory: Handle) -> None:
         assert isinstance(memory, ProtectedMapping)
         self._protected.free(memory)
+
+    def _export_protected(self, memory: Handle) -> int:
+        assert isinstance(memory, ProtectedMapping)
+        return self._protected.export(memory)
+
+    def _import_protected(self, descriptor: int, size_bytes: int) -> Handle:
+        return Handle(self._protected.allocate_from(descriptor, size_bytes))
 
     # code
 

@@ -66,6 +66,8 @@ class SequentialEngine(Engine):
         weights: how much of that constants may take that stay there, beside the pool.
         kept_bytes: keep constants of so much even so, beside the pool and what `capacity` says; for
             a process that has one function alone.
+        shares_constants: other engines of the device, whose memory can be shared, map the constants
+            of this one: `weights` is for all of them.
         arena: where calls' data will lie; the device is told, to copy faster.
         first_bytes: take only so much for the pool until a call needs more. Memory that a process
             has just left is not to be had at once: the device scrubs it, 0.5 TB/s on an H200.
@@ -88,6 +90,7 @@ class SequentialEngine(Engine):
         first_bytes: int = 0,
         part_ns: int = PART_NS,
         kept_bytes: int = 0,
+        shares_constants: bool = False,
     ) -> None:
         self.name = device.name
         self.device = device
@@ -106,8 +109,14 @@ class SequentialEngine(Engine):
             room = int(found.memory_bytes * pool_share)
             if not first_bytes:  # else much of it is not free yet
                 room = min(room, found.pool_bytes)
-            limit = (weights or WeightsLimit()).of(room) if device.abilities.protected_memory else 0
-            size = pool_bytes or max(room - limit, room // 8)
+            shares = shares_constants and device.abilities.protected_memory
+            limit = own = 0
+            if device.abilities.protected_memory:
+                limit = own = (weights or WeightsLimit()).of(room)
+            if shares:
+                limit = (weights or WeightsLimit()).of(found.memory_bytes)
+                own = int(limit * pool_share)
+            size = pool_bytes or max(room - own, room // 8)
             self.pool = BufferPool(device, min(size, first_bytes or size))
             self.capacity = Capacity(
                 size,
@@ -117,10 +126,12 @@ class SequentialEngine(Engine):
                 constants_bytes=limit,
                 constants_unit_bytes=UNIT_BYTES,
                 constants_least_bytes=LEAST_BYTES,
+                constants_shared=shares,
             )
             self.modules = Modules(device, part_ns=part_ns)
             forget = self.modules.forget_constants
-            self.constants = DeviceConstants(device, max(limit, kept_bytes), forget)
+            kept_bytes = max(limit, kept_bytes)
+            self.constants = DeviceConstants(device, kept_bytes, forget, shares)
             if arena is not None:
                 device.register(arena.address, arena.size_bytes)
         except BaseException:
@@ -244,7 +255,7 @@ class SequentialEngine(Engine):
         items = program.items(call.inputs)
         self._in_flight.append(items)  # constants may be copied from them
         keep = call.keep_constants
-        resident = self.constants.find(program, items, keep)
+        resident = self.constants.find(program, items, call)
         slots = None if resident is None else resident.slots
         plan = plan_call(self.plans, program, items, slots)
         if plan.used_bytes > self.capacity.device_bytes:

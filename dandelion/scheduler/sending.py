@@ -306,6 +306,8 @@ class Sending:
         engine.mean_ns += _MEAN_WEIGHT * (duration_ns - mean_ns) if mean_ns else duration_ns
         mean_ns = flow.mean_ns
         flow.mean_ns += _MEAN_WEIGHT * (duration_ns - mean_ns) if mean_ns else duration_ns
+        if engine.loading:
+            self._residency.loaded(engine, flow)
         if not engine.remote:
             used_ns, backend = flow.tenant.used_ns, engine.device[0]
             used_ns[backend] = used_ns.get(backend, 0) + duration_ns
