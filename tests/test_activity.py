@@ -69,7 +69,7 @@ def test_each_tenant_keeps_and_counts_its_own() -> None:
 def test_running_invocations_are_bounded_and_of_the_tenant() -> None:
     running = [*(invocation() for _ in range(150)), invocation(tenant="other")]
     flows = [Flow(Tenant(name), FunctionSpec("f")) for name in ("t", "other")]
-    flows[0].measured(2_000_000)
+    flows[0].counts.measured(2_000_000)
     found = activity_of(log_of("a"), "t", ActivityQuery(), running, flows)
     assert (found.running_count, len(found.running)) == (150, RUNNING_LIMIT)
     assert [(one.name, one.calls) for one in found.functions] == [("f", 1)]

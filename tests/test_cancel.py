@@ -18,7 +18,7 @@ from dandelion.function import Function
 from dandelion.node import Node, Settings
 from dandelion.testing import wait_until
 from tests import native_functions, python_functions
-from tests.test_wasm import made
+from tests.wasm_modules import made
 
 SOON_S = 2.0
 """Much less than what a call may take; `bench` measures the time itself."""

@@ -14,7 +14,7 @@ from dandelion.backends.gpu.plan import Launch, Plan, Pointer, plan
 from dandelion.backends.gpu.plan_cache import PlanCache
 
 import dandelion.blueprint as bp
-from dandelion.blueprint.check import launches
+from dandelion.blueprint.launch_counts import launches
 from dandelion.blueprint.records import contains
 from dandelion.blueprint.uses import is_written_first, written_buffers
 from dandelion.data import SetSpec

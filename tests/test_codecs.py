@@ -2,53 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from dandelion.data import Item, ItemSet, SetSpec
+from dandelion.data import SetSpec
 from dandelion.errors import (
-    ApplicationFailed,
-    Cancelled,
-    ContextFull,
     InvalidInput,
-    Problem,
-    Problems,
-    TooLarge,
-    from_record,
 )
-from dandelion.frontend.asgi import Message, Request
-from dandelion.frontend.body import Body
-from dandelion.frontend.chunks import CHUNK_BYTES
 from dandelion.frontend.codecs import (
-    PackItem,
     SetMap,
     check_names,
     decode_json,
     decode_msgpack,
     decode_raw,
-    decode_response,
 )
-from dandelion.frontend.multipart import decode_multipart
-from dandelion.frontend.negotiation import Codec, reader, writers
-from dandelion.frontend.problem import (
-    NotAcceptable,
-    UnsupportedMedia,
-    decode_problem,
-    encode_problem,
-    problem_of,
-)
-from dandelion.frontend.set_encoding import encode_json, encode_msgpack, encode_request
-from dandelion.memory import Context, HeapDomain
-from dandelion.set_values import checked
-
-SPECS = {"a": SetSpec("a"), "x": SetSpec("x", "float32", (-1, 2)), "n": SetSpec("n", "int32")}
+from dandelion.memory import HeapDomain
+from tests.codec_items import F12, SPECS, items
 
 Decode = Callable[[Any, dict[str, SetSpec]], SetMap]
 
@@ -59,16 +34,6 @@ def from_json(sets: object, specs: Mapping[str, SetSpec] = SPECS) -> SetMap:
 
 def from_msgpack(sets: object, specs: Mapping[str, SetSpec] = SPECS) -> SetMap:
     return decode_msgpack(msgspec.msgpack.encode({"sets": sets}), specs)
-
-
-def items(value: ItemSet | None) -> list[tuple[str, int, bytes]]:
-    assert value is not None
-    return [(item.name, item.key, bytes(item.data)) for item in value]
-
-
-# --- what is read -------------------------------------------------------------------------------
-
-F12 = np.array([[1, 2]], "float32").tobytes()
 
 
 @pytest.mark.parametrize("read", [from_json, from_msgpack])
@@ -195,9 +160,6 @@ def test_msgpack_items_are_views_into_the_context_and_keep_it() -> None:
     assert domain.stats().contexts == 1
     del second
     assert domain.stats().contexts == 0
-
-
-# --- what is refused ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("read", [from_json, from_msgpack])
@@ -344,50 +306,6 @@ def test_raw_body_is_the_only_item() -> None:
         decode_raw(b"odd", "x", SPECS)
 
 
-# --- what is written ----------------------------------------------------------------------------
-
-RESULT = {
-    "t": ItemSet("t", (Item("p", 3, b"text\n"), Item("q", 0, b"\xff"), Item("r", 0, b"\0"))),
-    "f": ItemSet("f", (Item("f", 0, F12 * 2),), "float32", (-1, 2)),
-    "nan": ItemSet("nan", (Item("f", 0, b"\0\0\xc0\x7f"),), "float32"),
-    "z": ItemSet("z", (Item("z", 0, b"\0" * 8),), "complex64"),
-    "of": ItemSet(
-        "of",
-        (
-            Item.of("i", np.array([[1, 2]], np.int16), 4),
-            Item.of("nan", np.array(np.nan)),
-            Item("flat", 0, b"\1\0", "uint8"),
-            Item("hollow", 0, b"", "int8", (1 << 40, 0)),
-            Item("plain", 0, b"x"),
-        ),
-    ),
-    "none": None,
-}
-
-
-def test_json_reply() -> None:
-    (body,) = encode_json("id7", RESULT)
-    reply = json.loads(bytes(body))
-    assert reply["id"] == "id7"
-    assert reply["sets"]["t"] == [
-        {"name": "p", "key": 3, "text": "text\n"},
-        {"name": "q", "key": 0, "data": "/w=="},
-        {"name": "r", "key": 0, "data": "AA=="},
-    ]
-    assert reply["sets"]["f"] == [{"name": "f", "key": 0, "numbers": [[1, 2], [1, 2]]}]
-    assert reply["sets"]["nan"] == [{"name": "f", "key": 0, "data": "AADAfw=="}]
-    assert "data" in reply["sets"]["z"][0]
-    assert reply["sets"]["of"] == [
-        {"name": "i", "key": 4, "dtype": "int16", "shape": [1, 2], "numbers": [[1, 2]]},
-        {"name": "nan", "key": 0, "dtype": "float64", "shape": [], "data": "AAAAAAAA+H8="},
-        {"name": "flat", "key": 0, "dtype": "uint8", "numbers": [1, 0]},
-        {"name": "hollow", "key": 0, "dtype": "int8", "shape": [1 << 40, 0], "numbers": []},
-        {"name": "plain", "key": 0, "text": "x"},
-    ]
-    assert reply["sets"]["none"] is None
-    assert reply["types"]["f"] == {"dtype": "float32", "shape": [-1, 2]}
-
-
 LARGE = {
     "uint64": [[2**63 + 1, 5], [2**64 - 1, 0], [2**53 + 1, 1.0], [[2**63 + 1], [0]]],
     "int64": [[2**53 + 1, 1.0], [-(2**63), 2**53 + 1, 2.0]],
@@ -422,343 +340,3 @@ def test_large_integers_that_do_not_fit_are_refused(dtype: str, numbers: list[An
     with pytest.raises(InvalidInput, match=f"does not fit {dtype}") as caught:
         from_json({"a": numbers}, {"a": SetSpec("a", dtype)})
     assert caught.value.where == "sets.a"
-
-
-@pytest.mark.parametrize(
-    ("shape", "data", "expected"),
-    [
-        (None, F12, [1, 2]),
-        ((2,), F12, [1, 2]),
-        ((1, 2), F12, [[1, 2]]),
-        ((-1, -1), F12, [1, 2]),
-        ((-1, 2), b"", []),
-        ((), F12[:4], 1),
-    ],
-)
-def test_numbers_take_the_declared_shape(
-    shape: tuple[int, ...] | None, data: bytes, expected: object
-) -> None:
-    (body,) = encode_json("", {"f": ItemSet("f", (Item("f", 0, data),), "float32", shape)})
-    assert json.loads(bytes(body))["sets"]["f"][0]["numbers"] == expected
-
-
-def test_json_reply_is_a_request() -> None:
-    (body,) = encode_json("id7", RESULT)
-    given = json.loads(bytes(body))["sets"]
-    specs = {"f": SetSpec("f", "float32", (-1, 2))}
-    again = decode_json(json.dumps({"sets": given}).encode(), specs)
-    assert items(again["t"]) == items(RESULT["t"])
-    assert again["of"] is not None
-    kinds = [(i.dtype, i.shape) for i in again["of"]]
-    hollow = ("int8", (1 << 40, 0))
-    assert kinds == [("int16", (1, 2)), ("float64", ()), ("uint8", (2,)), hollow, (None, None)]
-    assert again["f"] is not None
-    assert again["f"].numpy().tolist() == [[1, 2], [1, 2]]
-
-
-def test_msgpack_reply_round_trip() -> None:
-    chunks = encode_msgpack("id7", RESULT)
-    id_, sets = decode_response(b"".join(chunks))
-    assert id_ == "id7"
-    assert {n: s and items(s) for n, s in sets.items()} == {
-        n: s and items(s) for n, s in RESULT.items()
-    }
-    assert sets.f.numpy().tolist() == [[1, 2], [1, 2]]
-    assert sets.of == RESULT["of"]
-
-
-@pytest.mark.parametrize("size", [0, 255, 256, 65_535, 65_536, CHUNK_BYTES - 1, CHUNK_BYTES])
-@pytest.mark.parametrize("count", [1, 15, 16, 40])
-def test_msgpack_reply_of_any_size(size: int, count: int) -> None:
-    data = bytes(i % 251 for i in range(size))
-    sets = {f"s{i}": ItemSet(f"s{i}", (Item("n", i, data),) * count) for i in range(17)}
-    _, again = decode_response(b"".join(encode_msgpack("id", sets)))
-    assert [items(s) for s in again.values() if s] == [items(s) for s in sets.values()]
-
-
-def test_large_data_is_not_copied() -> None:
-    data = memoryview(bytearray(CHUNK_BYTES)).toreadonly()
-    chunks = encode_msgpack("id", {"s": ItemSet("s", (Item("n", 0, data),))})
-    assert any(chunk is data for chunk in chunks)
-
-
-def test_request_of_a_client_is_read_without_copies() -> None:
-    item = PackItem(memoryview(b"d" * CHUNK_BYTES), "n", 4, "uint8")
-    body = b"".join(encode_request({"a": (item,), "x": None, "n": {"numbers": [1]}}))
-    sets = decode_msgpack(body, SPECS)
-    assert items(sets["a"]) == [("n", 4, b"d" * CHUNK_BYTES)]
-    assert sets["x"] is None
-    assert items(sets["n"]) == [("n", 0, b"\1\0\0\0")]
-
-
-@pytest.mark.parametrize("body", [b"", b"\x80", b"\xc1", b'{"id":"x"}'])
-def test_a_reply_that_is_none(body: bytes) -> None:
-    with pytest.raises(InvalidInput):
-        decode_response(body)
-
-
-# --- negotiation --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("header", "codec"),
-    [
-        (b"", Codec.RAW),
-        (b"application/json", Codec.JSON),
-        (b"Application/JSON; charset=utf-8", Codec.JSON),
-        (b"application/x-msgpack", Codec.MSGPACK),
-        (b"multipart/form-data; boundary=x", Codec.MULTIPART),
-    ],
-)
-def test_reader(header: bytes, codec: Codec) -> None:
-    assert reader(header) is codec
-
-
-@pytest.mark.parametrize("header", [b"text/html", b"application/x-www-form-urlencoded", b"\xff;"])
-def test_no_reader(header: bytes) -> None:
-    with pytest.raises(UnsupportedMedia):
-        reader(header)
-
-
-@pytest.mark.parametrize(
-    ("accept", "request_codec", "expected"),
-    [
-        (b"", Codec.JSON, [Codec.JSON]),
-        (b"*/*", Codec.MSGPACK, [Codec.MSGPACK, Codec.JSON]),
-        (b"*/*", Codec.RAW, [Codec.RAW, Codec.JSON]),
-        (b"*/*", Codec.MULTIPART, [Codec.JSON]),
-        (b"application/msgpack", Codec.JSON, [Codec.MSGPACK]),
-        (b"application/octet-stream", Codec.JSON, [Codec.RAW]),
-        (b"text/html, application/json;q=0.5", Codec.RAW, [Codec.JSON]),
-        (
-            b"application/json;q=0.1, application/msgpack;q=0.9",
-            Codec.RAW,
-            [Codec.MSGPACK, Codec.JSON],
-        ),
-        (b"*/*, application/json;q=0", Codec.RAW, [Codec.RAW]),
-        (b"application/json;q=0, */*", Codec.RAW, [Codec.RAW]),
-        (b"application/*", Codec.MSGPACK, [Codec.MSGPACK, Codec.JSON]),
-        (b"application/x-msgpack, application/json", Codec.JSON, [Codec.MSGPACK, Codec.JSON]),
-        (b"text/*, application/vnd.msgpack;q=0.1", Codec.JSON, [Codec.MSGPACK]),
-        (b"rubbish, Application/JSON; Q=0.2", Codec.RAW, [Codec.JSON]),
-        (b",".join([b"text/html"] * 10 + [b"*/*"]), Codec.RAW, [Codec.RAW, Codec.JSON]),
-    ],
-)
-def test_writers(accept: bytes, request_codec: Codec, expected: list[Codec]) -> None:
-    assert list(writers(accept, request_codec)) == expected
-
-
-@pytest.mark.parametrize(
-    "accept",
-    [b"text/html", b"application/json;q=0", b";;;,", b"*/*;q=x", b"*/*;q=nan", b'a/b;"' * 20_000],
-)
-def test_nothing_acceptable(accept: bytes) -> None:
-    with pytest.raises(NotAcceptable):
-        writers(accept, Codec.JSON)
-
-
-# --- bodies and multipart -----------------------------------------------------------------------
-
-
-def request_of(pieces: list[bytes], headers: Mapping[bytes, bytes], ends: bool = True) -> Request:
-    """A request whose body comes in pieces; without `ends` the client leaves after them."""
-    messages: list[Message] = [
-        {"type": "http.request", "body": p, "more_body": not ends or i < len(pieces) - 1}
-        for i, p in enumerate(pieces)
-    ]
-    messages.append({"type": "http.disconnect"})
-    stream = iter(messages)
-
-    async def receive() -> Message:
-        return next(stream)
-
-    scope = {"method": "POST", "path": "/", "query_string": b"", "headers": list(headers.items())}
-    return Request(scope, receive)
-
-
-def run(awaitable: Awaitable[Any]) -> Any:
-    async def main() -> Any:
-        return await awaitable
-
-    return asyncio.run(main())
-
-
-def body_of(
-    pieces: list[bytes],
-    limit: int = 1000,
-    *,
-    sized: bool = True,
-    ends: bool = True,
-    domain: HeapDomain | None = None,
-    **headers: str,
-) -> Body:
-    known = {k.replace("_", "-").encode(): v.encode() for k, v in headers.items()}
-    if sized:
-        known.setdefault(b"content-length", b"%d" % sum(map(len, pieces)))
-    memory = domain or HeapDomain(1 << 20)
-
-    async def acquire(size_bytes: int) -> Context:
-        return memory.acquire(size_bytes)
-
-    return Body(request_of(pieces, known, ends), acquire, limit)
-
-
-@pytest.mark.parametrize("sized", [True, False])
-@pytest.mark.parametrize("pieces", [[b""], [b"ab"], [b"ab", b"", b"cd"], [b"", b"a"], [b"", b""]])
-def test_body_in_pieces(pieces: list[bytes], sized: bool) -> None:
-    body = body_of(pieces, sized=sized)
-    assert bytes(run(body.read())) == b"".join(pieces)
-
-
-def test_body_in_pieces_lies_in_a_context() -> None:
-    domain = HeapDomain(1 << 20)
-    data = run(body_of([b"ab", b"cd"], domain=domain).read())
-    assert domain.stats().contexts == 1
-    assert data.readonly
-    del data
-    assert domain.stats().contexts == 0
-
-
-@pytest.mark.parametrize("sized", [True, False])
-@pytest.mark.parametrize("pieces", [[b"x" * 11], [b"x" * 6, b"x" * 5], [b"x" * 5, b"x" * 9, b"x"]])
-def test_body_over_the_limit(pieces: list[bytes], sized: bool) -> None:
-    domain = HeapDomain(1 << 20)
-    body = body_of(pieces, 10, sized=sized, domain=domain)
-    with pytest.raises(TooLarge) as caught:
-        run(body.read())
-    assert caught.value.limit_bytes == 10
-    assert domain.stats().contexts == 0
-
-
-def test_a_body_far_over_the_limit_is_not_heard_out() -> None:
-    body = body_of([b"x"], 10, content_length=str(10**12))
-    with pytest.raises(TooLarge):
-        run(body.read())
-    assert body._request.close
-
-
-def test_body_that_the_arena_cannot_hold() -> None:
-    with pytest.raises(ContextFull):
-        run(body_of([b"ab", b"cd"], domain=HeapDomain(3)).read())
-
-
-def test_client_that_leaves() -> None:
-    domain = HeapDomain(1 << 20)
-    body = body_of([b"ab"], ends=False, content_length="100", domain=domain)
-
-    async def read() -> str:
-        try:
-            await body.read()
-        except Cancelled:
-            return "cancelled"
-        return "complete"
-
-    assert run(read()) == "cancelled"
-    assert domain.stats().contexts == 0
-
-
-def test_content_encoding_is_refused() -> None:
-    with pytest.raises(UnsupportedMedia):
-        body_of([b"x"], content_encoding="gzip")
-
-
-FORM = (
-    b"--B\r\n"
-    b'Content-Disposition: form-data; name="a"; filename="../x.png"\r\n'
-    b"Dandelion-Key: 7\r\n\r\n"
-    b"first\r\n--BUT not the boundary\r\n"
-    b"--B\r\n"
-    b'content-disposition: form-data; name="a"\r\n\r\n'
-    b"\r\n--B\r\n"
-    b'Content-Disposition: form-data; name="n"; filename="\xc3\xa9"\r\n\r\n'
-    b"\1\0\0\0\r\n--B--\r\n"
-)
-
-
-def form(pieces: list[bytes], content_type: str = "multipart/form-data; boundary=B") -> SetMap:
-    body = body_of(pieces, 100_000)
-    sets: SetMap = run(decode_multipart(body, content_type, SPECS, 1000))
-    return sets
-
-
-def test_form_with_types() -> None:
-    head = b'--B\r\nContent-Disposition: form-data; name="%s"\r\n%s\r\n\r\n%s\r\n--B--\r\n'
-    kind = b"Dandelion-Dtype: float32\r\nDandelion-Shape: 1, 2"
-    assert form([head % (b"x", kind, F12)])["x"] == checked(
-        "x", [Item.of("0", np.array([[1, 2]], "float32"))], SPECS["x"]
-    )
-    made = form([head % (b"a", kind, F12)])["a"]
-    assert made is not None
-    assert made.numpy().tolist() == [[1, 2]]
-    for bad in (b"Dandelion-Dtype: float64", b"Dandelion-Shape: 2", kind + b", 3"):
-        with pytest.raises(InvalidInput) as caught:
-            form([head % (b"x", bad, F12)])
-        assert caught.value.where == "sets.x"
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000])
-def test_form_cut_anywhere(size: int) -> None:
-    sets = form([FORM[i : i + size] for i in range(0, len(FORM), size)])
-    assert items(sets["a"]) == [
-        ("../x.png", 7, b"first\r\n--BUT not the boundary"),
-        ("1", 0, b""),
-    ]
-    assert items(sets["n"]) == [("é", 0, b"\1\0\0\0")]
-    assert sets["x"] is None
-
-
-def test_form_of_unknown_size() -> None:
-    body = body_of([FORM[:100], FORM[100:]], sized=False)
-    sets = run(decode_multipart(body, "multipart/form-data; boundary=B", SPECS, 1000))
-    assert len(sets["a"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("form_body", "content_type"),
-    [
-        (FORM, "multipart/form-data"),
-        (FORM, "multipart/form-data; boundary="),
-        (FORM, "multipart/form-data; boundary=" + "b" * 71),
-        (FORM, "multipart/form-data; boundary=other"),
-        (b"", "multipart/form-data; boundary=B"),
-        (FORM[:-8], "multipart/form-data; boundary=B"),
-        (FORM[:60], "multipart/form-data; boundary=B"),
-        (FORM.replace(b'name="a"', b'nome="a"'), "multipart/form-data; boundary=B"),
-        (FORM.replace(b"form-data", b"attachment"), "multipart/form-data; boundary=B"),
-        (FORM.replace(b"Key: 7", b"Key: -7"), "multipart/form-data; boundary=B"),
-        (FORM.replace(b"Key: 7", b"Key: 4294967296"), "multipart/form-data; boundary=B"),
-        (FORM.replace(b"\xc3\xa9", b"\xff\xff"), "multipart/form-data; boundary=B"),
-        (FORM.replace(b"\1\0\0\0", b"\1\0\0"), "multipart/form-data; boundary=B"),
-        (FORM.replace(b"Dandelion-Key", b"K" * 5000), "multipart/form-data; boundary=B"),
-    ],
-)
-def test_bad_form(form_body: bytes, content_type: str) -> None:
-    with pytest.raises(InvalidInput):
-        form([form_body], content_type)
-
-
-# --- problems -----------------------------------------------------------------------------------
-
-
-def test_problem_names_the_root_and_rebuilds_the_chain() -> None:
-    error = ApplicationFailed("c", "f", 2, 7).because(ContextFull("shared", 10, 3))
-    problem = decode_problem(encode_problem(problem_of(error, "id7")))
-    assert problem is not None
-    assert (problem.type, problem.status) == ("urn:dandelion:error:ContextFull", 507)
-    assert problem.instance == "id7"
-    again = from_record(problem.error)
-    assert isinstance(again, ApplicationFailed)
-    assert isinstance(again.__cause__, ContextFull)
-    assert again.__cause__.free_bytes == 3
-
-
-def test_problem_lists_all_problems() -> None:
-    found = (Problem("a", "first", "f:1:2", 1, 2), Problem("b", "second", nearest="x"))
-    problem = problem_of(Problems(found))
-    assert problem.problems == found
-
-
-def test_problem_with_text_that_is_no_unicode() -> None:
-    problem = decode_problem(encode_problem(problem_of(InvalidInput("w", "bad \ud800 text"))))
-    assert problem is not None
-    assert "\\ud800" in problem.detail

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from dandelion.backends.cuda import CudaDevice
-from dandelion.backends.gpu.conformance import HOST_KERNELS
+from dandelion.backends.gpu.conformance_kernels import HOST_KERNELS
 from dandelion.backends.gpu.device import Device
 from dandelion.backends.gpu.driver import GpuDriver
 from dandelion.backends.gpu.host import HostDevice, Memory

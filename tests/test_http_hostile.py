@@ -20,8 +20,7 @@ import pytest
 from dandelion.driver import AsyncEngine, Call
 from dandelion.errors import DandelionError, RequestFailed, TimedOut, TooLarge
 from dandelion.function import Limits
-
-from .test_http_function import MIB, a_call, engine, get, only, raw, run
+from tests.http_sites import MIB, a_call, engine, get, only, raw, run
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"

@@ -18,22 +18,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    MultipleResults,
-    RuleBasedStateMachine,
-    consumes,
-    initialize,
-    invariant,
-    multiple,
-    rule,
-)
 
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.errors import ContextFull, InvalidInput
 from dandelion.memory import ArenaMap, HeapDomain, SharedDomain, TransferCounts, Transfers
 from dandelion.memory.context import PAGE_BYTES, address_of
-from dandelion.memory.free_ranges import FreeRanges
 from dandelion.testing import Failing, Limited, Tracked
 
 PAGE = PAGE_BYTES
@@ -54,80 +43,6 @@ def test_an_address_is_what_numpy_says(size: int, start: int, dtype: str) -> Non
     for data in (bytes(size), bytearray(size), memoryview(whole)[start:], whole.data.toreadonly()):
         seen = np.frombuffer(data, np.uint8)
         assert address_of(data) == seen.__array_interface__["data"][0]
-
-
-# --- free ranges against a bitmap -----------------------------------------------------------
-
-
-class FreeRangesAgainstBitmap(RuleBasedStateMachine):
-    """The model is a list of booleans, one for each unit of the space."""
-
-    taken: Bundle[tuple[int, int]] = Bundle("taken")
-
-    @initialize(size=st.integers(1, 64))
-    def start(self, size: int) -> None:
-        self.ranges = FreeRanges(size)
-        self.free = [True] * size
-
-    @rule(target=taken, size=st.integers(1, 70))
-    def take(self, size: int) -> tuple[int, int] | MultipleResults[tuple[int, int]]:
-        fitting = [(length, start) for start, length in runs(self.free) if length >= size]
-        start = self.ranges.take(size)
-        if not fitting:
-            assert start is None
-            return multiple()
-        assert start == min(fitting)[1]  # best fit, and the lowest of equals
-        assert all(self.free[start : start + size])
-        self.free[start : start + size] = [False] * size
-        return start, size
-
-    @rule(piece=consumes(taken))
-    def give(self, piece: tuple[int, int]) -> None:
-        start, size = piece
-        self.ranges.give(start, size)
-        self.free[start : start + size] = [True] * size
-
-    @rule(piece=consumes(taken), data=st.data())
-    def give_in_two_parts(self, piece: tuple[int, int], data: st.DataObject) -> None:
-        start, size = piece
-        cut = data.draw(st.integers(0, size))
-        for at, part in ((start, cut), (start + cut, size - cut)):
-            if part:
-                self.give((at, part))
-
-    @invariant()
-    def counts_agree(self) -> None:
-        if hasattr(self, "ranges"):
-            assert self.ranges.free == sum(self.free)
-            assert self.ranges.largest == max((n for _, n in runs(self.free)), default=0)
-
-
-TestFreeRanges = FreeRangesAgainstBitmap.TestCase
-
-
-def runs(free: list[bool]) -> list[tuple[int, int]]:
-    """Start and length of every run of free units."""
-    found: list[tuple[int, int]] = []
-    for at, is_free in enumerate(free):
-        if is_free and found and sum(found[-1]) == at:
-            found[-1] = (found[-1][0], found[-1][1] + 1)
-        elif is_free:
-            found.append((at, 1))
-    return found
-
-
-@given(st.lists(st.integers(1, 9), max_size=20), st.randoms())
-def test_all_that_comes_back_is_one_range_again(sizes: list[int], order: object) -> None:
-    ranges = FreeRanges(100)
-    pieces = [(s, n) for n in sizes if (s := ranges.take(n)) is not None]
-    order.shuffle(pieces)  # type: ignore[attr-defined]  # hypothesis types randoms() as object
-    for piece in pieces:
-        ranges.give(*piece)
-    assert (ranges.free, ranges.largest) == (100, 100)
-    assert ranges.take(100) == 0
-
-
-# --- the arena ------------------------------------------------------------------------------
 
 
 def test_the_arena_is_rounded_up_to_pages() -> None:
@@ -216,9 +131,6 @@ def test_views_outlive_a_closed_arena() -> None:
     assert bytes(view) == b"still here"
 
 
-# --- transfers ------------------------------------------------------------------------------
-
-
 def a_set(name: str, *data: Bytes) -> ItemSet:
     items = tuple(Item(f"{name}{i}", i, d) for i, d in enumerate(data))
     return ItemSet(name, items, "uint8", (-1,))
@@ -298,9 +210,6 @@ def test_typed_arrays_are_transferred_as_bytes() -> None:
     view = HeapDomain(100).acquire(100).write(4, values.data)
     assert view.nbytes == 24
     assert np.array_equal(np.frombuffer(view, np.float32).reshape(2, 3), values)
-
-
-# --- wrappers -------------------------------------------------------------------------------
 
 
 def test_limited_refuses_large_contexts_only() -> None:

@@ -25,7 +25,8 @@ os.environ["POCL_LEAVE_KERNEL_COMPILER_TEMP_FILES"] = "1"
 (folder / "bin").mkdir()
 (folder / "bin" / "ld").touch(mode=0o700)
 from dandelion.backends.gpu import pocl_spawn
-from dandelion.backends.gpu.conformance import CHECKS, LANGUAGE_CHECKS, opened
+from dandelion.backends.gpu.conformance import CHECKS, opened
+from dandelion.backends.gpu.conformance_language import LANGUAGE_CHECKS
 from dandelion.backends.gpu.opencl_device import OpenClDevice
 
 first = OpenClDevice()

@@ -18,9 +18,9 @@ from dandelion.backends.wasm.driver import enforcement
 
 from dandelion.documents import CodeDocument, Content, FunctionDocument
 from dandelion.node import Node, Settings
+from tests.wasm_modules import ECHO
 
 from .processes import children, command_of
-from .test_wasm import ECHO
 from .wasm_attacks import Attacker, SystemCall, Word, attacker
 
 pytest.importorskip("wasmtime")

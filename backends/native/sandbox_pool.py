@@ -26,14 +26,14 @@ import sys
 import threading
 import time
 from collections import deque
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
 
 from dandelion.errors import EngineDied, SandboxLost
 
-from ..process.lifetime import bind_lifetime
+from ..process.connected import start_connected
 from .zygote import NativeZygoteSettings, ZygoteFacts
 
 _BOOT = "import sys; from dandelion.backends.native.zygote import run; run(sys.argv[1])"
@@ -211,27 +211,20 @@ class _Zygote:
         self._waiting: deque[tuple[socket.socket, int]] = deque()
         self._dead: deque[int] = deque()
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-        with ExitStack() as opened:  # it is closed again if a part of it cannot be made
-            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            opened.enter_context(self._control)
-            with theirs:
-                life, self._life = os.pipe2(os.O_CLOEXEC)  # closing our end kills it
-                opened.callback(os.close, self._life)
-                try:
-                    self.process = subprocess.Popen(
-                        [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", _BOOT, _json(core)],
-                        stdin=theirs.fileno(),
-                        stdout=life,
-                        stderr=subprocess.DEVNULL,
-                        env={"PYTHONPATH": path},
-                        cwd="/",
-                        start_new_session=True,
-                    )
-                    opened.callback(self._end)
-                    bind_lifetime(life, self.process.pid)
-                finally:
-                    os.close(life)
-            opened.pop_all()
+        command = [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", _BOOT, _json(core)]
+
+        def start(control: socket.socket, theirs: int, life: int) -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                command,
+                stdin=theirs,
+                stdout=life,
+                stderr=subprocess.DEVNULL,
+                env={"PYTHONPATH": path},
+                cwd="/",
+                start_new_session=True,
+            )
+
+        self.process, self._control, self._life = start_connected(start)
 
     def wait_ready(self, deadline_ns: int) -> None:
         """Wait until it runs the launcher.

@@ -15,10 +15,11 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import msgspec
@@ -26,9 +27,9 @@ import msgspec
 from dandelion.errors import EngineDied, SandboxLost
 
 from . import wire
+from .connected import start_connected
 from .handle import NoSandbox, Sandbox, wait_readable
 from .import_limits import ImportWatch
-from .lifetime import bind_lifetime
 from .zygote import QUERY, REPLACE, REQUEST, URGENT
 from .zygote_messages import ForgedMessage, has_ended, read_message
 from .zygote_start import start_message, start_process
@@ -210,28 +211,20 @@ class _Zygote:
         self._users = 0
         self._closing = False
         self._watch: ImportWatch | None = None
-        with ExitStack() as opened:  # it is closed again if a part of it cannot be made
-            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            opened.enter_context(self._control)
-            with theirs:
-                life, self._life = os.pipe2(os.O_CLOEXEC)  # closing our end kills it
-                opened.callback(os.close, self._life)
-                try:
-                    self._control.send(
-                        start_message(
-                            wire.ZygoteSettings(
-                                life, content.imports, ahead, niceness, content.environment
-                            )
-                        )
-                    )
-                    self.process = start_process(theirs.fileno(), life)
-                    opened.callback(self._end)
-                    bind_lifetime(life, self.process.pid)
-                finally:
-                    os.close(life)
-            if content.environment:
+
+        def start(control: socket.socket, theirs: int, life: int) -> subprocess.Popen[bytes]:
+            imports, environment = content.imports, content.environment
+            settings = wire.ZygoteSettings(life, imports, ahead, niceness, environment)
+            control.send(start_message(settings))
+            return start_process(theirs, life)
+
+        self.process, self._control, self._life = start_connected(start)
+        if content.environment:
+            try:
                 self._watch = ImportWatch(self.process.pid, self._has_message, self._end_imports)
-            opened.pop_all()
+            except BaseException:
+                self.close()
+                raise
 
     def _has_message(self) -> bool:
         poll = select.poll()

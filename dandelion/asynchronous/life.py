@@ -119,7 +119,7 @@ class KeptLives:
         self.books.add(kept)
         if self.places.may_begin(now_s) and not self.places.line:
             self.places.take(kept)
-            kept.record = _begun(record, now_s)
+            kept.record = record.begun(now_s)
         self._save(kept, Part.INPUTS)
         return record.id
 
@@ -347,7 +347,7 @@ class KeptLives:
         self.is_closing = True
         for kept in self.books.values():
             if kept.phase in (Phase.RUNNING, Phase.PREPARING):
-                kept.record = _unbegun(kept.record)
+                kept.record = kept.record.unbegun()
                 self._save(kept, None)
 
     # --- places -----------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ class KeptLives:
             kept = self.books.all[id_]
             self.places.take(kept)
             kept.phase = Phase.PREPARING
-            kept.record = _begun(kept.record, now_s)
+            kept.record = kept.record.begun(now_s)
             self._save(kept, None)
 
     def _queue(self, kept: Kept, *, first: bool = False) -> None:
@@ -368,7 +368,7 @@ class KeptLives:
     def _back(self, kept: Kept, now_s: float) -> None:
         """Let it wait again: its attempt did not begin."""
         self.places.leave(kept)
-        kept.record = kept.shown = _unbegun(kept.record)
+        kept.record = kept.shown = kept.record.unbegun()
         self.places.pause(now_s)
         if kept.cancelling:
             self._end(kept, KeptState.CANCELLED, Cancelled("by its caller"), now_s)
@@ -381,13 +381,7 @@ class KeptLives:
     def _end(
         self, kept: Kept, state: KeptState, error: DandelionError | None, now_s: float
     ) -> None:
-        kept.record = msgspec.structs.replace(
-            kept.record,
-            state=state,
-            ended_s=now_s,
-            result_bytes=0,
-            error=None if error is None else error.record(),
-        )
+        kept.record = kept.record.ended(state, error, now_s)
         kept.phase = Phase.ENDING
         self.books.count(kept)
         self._save(kept, None)
@@ -426,11 +420,3 @@ class KeptLives:
         self.books.remove(kept)
         self._unsaved.discard(kept.record.id)
         self._actions += (Changed(kept.record.id), Erase(kept.record.id))
-
-
-def _begun(record: KeptRecord, now_s: float) -> KeptRecord:
-    return msgspec.structs.replace(record, attempts=record.attempts + 1, started_s=now_s)
-
-
-def _unbegun(record: KeptRecord) -> KeptRecord:
-    return msgspec.structs.replace(record, attempts=record.attempts - 1, started_s=0.0)

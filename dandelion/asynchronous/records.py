@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from dandelion.errors import ErrorRecord, InvalidInput
+from dandelion.errors import DandelionError, ErrorRecord, InvalidInput
 from dandelion.markup import code, dim, heading, page
 
 KEY_LIMIT = 255  # characters of an idempotency key
@@ -140,6 +140,21 @@ class KeptRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     def kept_bytes(self) -> int:
         """Bytes that the store keeps for it."""
         return self.result_bytes if self.state.has_ended else self.input_bytes
+
+    def begun(self, now_s: float) -> KeptRecord:
+        """Return it with one more attempt."""
+        return msgspec.structs.replace(self, attempts=self.attempts + 1, started_s=now_s)
+
+    def unbegun(self) -> KeptRecord:
+        """Return it without its last attempt, which did not begin."""
+        return msgspec.structs.replace(self, attempts=self.attempts - 1, started_s=0.0)
+
+    def ended(self, state: KeptState, error: DandelionError | None, now_s: float) -> KeptRecord:
+        """Return it after its end without a result."""
+        record = None if error is None else error.record()
+        return msgspec.structs.replace(
+            self, state=state, ended_s=now_s, result_bytes=0, error=record
+        )
 
 
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -16,6 +16,7 @@ from dandelion.blueprint.check_cycles import cycle_problems
 from dandelion.blueprint.check_operations import operation_problems
 from dandelion.blueprint.check_words import word_problems
 from dandelion.blueprint.document import MOST_PROBLEMS
+from dandelion.blueprint.launch_counts import launches
 from dandelion.blueprint.numbers import constant, launch_numbers, pack
 from dandelion.blueprint.operation_parts import Operation, operands, sizes
 from dandelion.blueprint.reading import read_config
@@ -46,12 +47,10 @@ from dandelion.blueprint.records import (
     Mul,
     Ptr,
     Raw,
-    Repeat,
     RepeatWhile,
     Size,
     Sizeof,
     ZeroBuffer,
-    inner_lists,
 )
 from dandelion.blueprint.signatures import KernelSignature, signatures
 from dandelion.data import Bytes
@@ -370,28 +369,6 @@ class _Checker:
         if threads > BLOCK_THREADS and all(n is None or n <= BLOCK_THREADS for n in block):
             message = f"a block of {threads} threads"
             yield Problem("out-of-range", message, where, expected=f"at most {BLOCK_THREADS}")
-
-
-def launches(actions: tuple[Action, ...], once: type[Action] | None = None) -> int:
-    """Count launches at most; a repeat whose number depends on the inputs counts once.
-
-    Of a choice the case with most of them counts.
-
-    Args:
-        actions: which.
-        once: repeats of this kind count once, too.
-    """
-    total = 0
-    for action in actions:
-        lists = [launches(inner, once) for _, inner in inner_lists(action)]
-        if isinstance(action, Candidates | Choose):
-            total += max(lists, default=0)
-        elif not isinstance(action, Repeat | RepeatWhile):
-            total += 1
-        else:
-            times = 1 if type(action) is once else constant(action.times)
-            total += max(1 if times is None else times, 0) * lists[0]
-    return total
 
 
 def _doubles(where: str, kind: str, names: Iterable[str]) -> Iterator[Problem]:

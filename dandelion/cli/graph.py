@@ -8,9 +8,10 @@ from dandelion.cli.connection import connect
 from dandelion.cli.loading import load_program
 from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments
+from dandelion.dataflow.graph import CompositionModule
 from dandelion.dataflow.language import parse
 from dandelion.errors import InvalidInput
-from dandelion.frontend.graphs import draw_text
+from dandelion.frontend.graphs import draw
 
 SUFFIXES = {
     ".svg": "svg",
@@ -58,28 +59,34 @@ def _format(target: Path | None, requested: str | None) -> str:
     return meant
 
 
-def _text(path: Path, name: str | None) -> str:
-    """Read the text of a composition; that of a Python file comes from its decorators.
+def _module(path: Path, name: str | None) -> CompositionModule:
+    """Read the file of a composition; texts of a Python file come from its decorators.
 
     Raises:
         ProgramFailed: the Python file cannot be loaded.
         InvalidInput: it has no composition.
+        InvalidComposition: the text does not fit the grammar.
     """
     if path.suffix != ".py":
-        return path.read_text("utf-8")
+        return parse(path.read_text("utf-8"), str(path))
     document, _ = load_program(path)
-    texts = document.compositions
-    if not texts:
+    modules = [parse(text, str(path)) for text in document.compositions]
+    if not modules:
         hint = "put @dandelion.composition above one"
         raise InvalidInput(str(path), "the file has no composition", hint)
-    by_name = {one.name: text for text in texts for one in parse(text).compositions}
-    return by_name.get(name or "", "\n".join(texts))
+    for module in modules:
+        if name in [one.name for one in module.compositions]:
+            return module
+    return CompositionModule(
+        tuple([one for module in modules for one in module.declarations]),
+        tuple([one for module in modules for one in module.compositions]),
+    )
 
 
 def _drawn(arguments: Arguments, format_: str) -> str:
     path = Path(arguments.source)
     if path.is_file():
-        return draw_text(_text(path, arguments.name), arguments.name, format_, str(path))
+        return draw(_module(path, arguments.name), arguments.name, format_)
     if path.suffix == ".dandelion":
         raise WrongUsage(str(path), "no such file")
     if arguments.name is not None:

@@ -29,14 +29,13 @@ def check_format(format_: str) -> None:
         raise InvalidInput("format", f"unknown format '{clipped(format_)}'", hint)
 
 
-def draw_text(text: str, name: str | None, format_: str, file: str = "") -> str:
+def draw_text(text: str, name: str | None, format_: str) -> str:
     """Draw one composition of a text in the composition language.
 
     Args:
         text: the text.
         name: which composition; None if the text has only one.
         format_: ``svg``, ``mermaid``, ``json`` or ``text``.
-        file: name of the text for messages.
 
     Raises:
         InvalidInput: the format is unknown, or the text has several compositions.
@@ -44,7 +43,16 @@ def draw_text(text: str, name: str | None, format_: str, file: str = "") -> str:
         Unknown: the text has no composition of that name.
     """
     check_format(format_)
-    module = parse(text, file)
+    return draw(parse(text), name, format_)
+
+
+def draw(module: CompositionModule, name: str | None, format_: str) -> str:
+    """Draw one composition of a module, in a format of `MEDIA_TYPES`.
+
+    Raises:
+        InvalidInput: no name is given, and the module has several compositions.
+        Unknown: the module has no composition of that name.
+    """
     composition = _one_of(module, name)
     if format_ == "svg":
         return to_svg(composition)

@@ -15,7 +15,7 @@ from dandelion.blueprint import (
     check_blueprint,
     print_blueprint,
 )
-from dandelion.blueprint.check import launches
+from dandelion.blueprint.launch_counts import launches
 from dandelion.blueprint.records import contains
 from dandelion.blueprint.uses import integers_read
 from dandelion.data import SetSpec

@@ -23,7 +23,8 @@ from dandelion.scheduler import EngineState, Flow, Quota, Scheduler, Tenant
 from dandelion.scheduler.engine import EnginePhase
 from dandelion.scheduler.lines import busy_owner, overfull
 from dandelion.scheduler.placement import Needs, no_engine
-from dandelion.scheduler.records import NO_QUOTA, Lane, Presence, quota_of_function
+from dandelion.scheduler.quota import NO_QUOTA, quota_of_function
+from dandelion.scheduler.records import Lane, Presence
 from dandelion.settings import TenantSettings
 
 SAMPLE_NS = 1_000_000_000

@@ -55,7 +55,7 @@ class NodeKept:
         self, request: KeptRequest, sets: Mapping[str, ItemSet | None], tenant: str
     ) -> KeptView:
         if self._cluster is not None and request.key:
-            digest = await self._service.digest(request, sets)
+            digest = await self._service.reader.digest(request, sets)
             earlier = await self._earlier(self._cluster, request.key, digest, tenant)
             if earlier is not None:
                 return earlier

@@ -7,17 +7,13 @@ reads them again.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
-
-import msgspec
 
 from dandelion.asynchronous.actions import (
     Accepted,
@@ -41,11 +37,10 @@ from dandelion.asynchronous.records import (
     check_key,
 )
 from dandelion.asynchronous.store import KeptStore, Part
-from dandelion.asynchronous.stored_sets import DamagedSets, decode_sets, encode_sets, size_of
+from dandelion.asynchronous.stored_sets import size_of
 from dandelion.data import ItemSet, Sets
 from dandelion.errors import (
     Cancelled,
-    CatalogCorrupt,
     DandelionError,
     InvalidInput,
     from_record,
@@ -53,6 +48,7 @@ from dandelion.errors import (
 from dandelion.node.callback_sender import CallbackRules, CallbackSender
 from dandelion.node.inputs import positional
 from dandelion.node.invoker import Invoker
+from dandelion.node.kept_reader import KeptReader
 from dandelion.node.kept_runner import KeptRunner
 from dandelion.node.kept_views import KeptViews
 from dandelion.node.kept_writer import KeptWriter, PendingStep
@@ -62,7 +58,6 @@ from dandelion.settings import Settings
 
 TICK_S = 0.25
 """How often time passes for kept invocations, and progress is told to watchers."""
-_THREAD_BYTES = 256 * 1024
 
 log = logging.getLogger("dandelion.node")
 
@@ -90,6 +85,7 @@ class KeptService:
     Attributes:
         lives: of all of them.
         views: what callers see of them.
+        reader: of inputs and results.
     """
 
     def __init__(
@@ -106,7 +102,7 @@ class KeptService:
         self._store = store
         self._invoker = invoker
         self._pool = pool
-        self._reading = reading
+        self.reader = KeptReader(store, reading)
         self._rules = rules
         self._sender: CallbackSender | None = None
         self.lives = KeptLives(
@@ -123,7 +119,7 @@ class KeptService:
             self.lives,
             invoker,
             runtime,
-            lambda record: self._read(record.id, Part.INPUTS),
+            lambda record: self.reader.read(record.id, Part.INPUTS),
             settings.async_deadline_s,
             lambda id_, end: self.views.application(id_, end),
             self._carry_out,
@@ -224,7 +220,7 @@ class KeptService:
         plan = await self._invoker.plan(request.name, request.version, tenant)
         positional(plan, sets)
         size = size_of(sets)
-        digest = await self.digest(request, sets) if request.key else ""
+        digest = await self.reader.digest(request, sets) if request.key else ""
         callback = CallbackRecord(request.callback) if request.callback else None
         record = KeptRecord(
             id=secrets.token_hex(16),
@@ -247,14 +243,6 @@ class KeptService:
         if waits is not None:
             await waits
         return self.views.view(self.views.found(id_, tenant))
-
-    async def digest(self, request: KeptRequest, sets: Mapping[str, ItemSet | None]) -> str:
-        """Digest everything that makes two requests the same."""
-        work = partial(_digest, request, sets)
-        if size_of(sets) <= _THREAD_BYTES:
-            return work()
-        found: str = await self._read_soon(work)
-        return found
 
     def _check(self, request: KeptRequest, tenant: str) -> None:
         if not self._invoker.running:
@@ -285,7 +273,7 @@ class KeptService:
             error = from_record(kept.shown.error)
             error.invocation = id_
             raise error
-        return KeptOutcome(id_, Sets(await self._read(id_, Part.RESULT)))
+        return KeptOutcome(id_, Sets(await self.reader.read(id_, Part.RESULT)))
 
     def cancel(self, id_: str, tenant: str) -> KeptView:
         """End an invocation, or forget it if it has ended.
@@ -364,13 +352,6 @@ class KeptService:
 
     # --- the rest ---------------------------------------------------------------------------------
 
-    async def _read(self, id_: str, part: Part) -> dict[str, ItemSet | None]:
-        work = partial(_read_sets, self._store, id_, part)
-        return await self._read_soon(work) if self._store.is_durable else work()
-
-    async def _read_soon(self, work: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._reading, work)
-
     def _task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -396,18 +377,3 @@ class KeptService:
                 self.views.tell_progress(id_)
         self.lives.tick(time.time())
         self._carry_out()
-
-
-def _read_sets(store: KeptStore, id_: str, part: Part) -> dict[str, ItemSet | None]:
-    try:
-        return decode_sets(store.read(id_, part))
-    except DamagedSets as error:
-        raise CatalogCorrupt(f"{part.value} of invocation {id_}", str(error)) from None
-
-
-def _digest(request: KeptRequest, sets: Mapping[str, ItemSet | None]) -> str:
-    """Digest everything that makes two requests the same."""
-    found = hashlib.sha256(msgspec.msgpack.encode(request))
-    for chunk in encode_sets(dict(sorted(sets.items()))):
-        found.update(chunk)
-    return found.hexdigest()

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from dandelion.controllers.cores import CoreDivision, core_division
 from dandelion.dataflow.sharding import Partitioning
 from dandelion.errors import InvalidInput
 from dandelion.namespaces import check_tenant
@@ -13,7 +14,6 @@ from dandelion.node.callback_sender import CallbackRules
 from dandelion.node.loaded_backends import check_names
 from dandelion.node.packages import package_source
 from dandelion.scheduler import policy_of
-from dandelion.scheduler.cores import CoreDivision, core_division
 from dandelion.scheduler.policy import Policy
 from dandelion.settings import Settings
 

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from dandelion.controllers.cores import CoreDivision
 from dandelion.driver import (
     AsyncEngine,
     Driver,
@@ -38,7 +39,7 @@ from dandelion.executors.coroutines import PLACES
 from dandelion.node.loaded_backends import Backend
 from dandelion.node.runtime import Runtime
 from dandelion.scheduler import EngineState
-from dandelion.scheduler.cores import CoreDivision, CoreSide
+from dandelion.scheduler.cores import CoreSide
 from dandelion.settings import Settings
 
 SHORT_THREAD_CALL_NS = 25_000_000

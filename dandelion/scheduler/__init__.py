@@ -23,33 +23,31 @@ Life of a call::
 
 A call that is run with others is JOINED: a member of a batch, which is SENT in its place.
 
-There are two kinds of retries. The scheduler's own (`retries`) concern engines: they come first,
-and the walk does not know of them. If a call has failed for good, its walk may declare another
-attempt or catch the failure. Another attempt is a new call, perhaps after a pause.
-
 ===============  ==============================================================================
 file             content
 ===============  ==============================================================================
-`records`        tenant, flow, call, invocation; `engine`, an engine; `counts`, for metrics
+`records`        tenant, flow, call, invocation; `engine`, an engine; `quota`, limits; `counts`
 `actions`        requests to executors, and their answers
 `policy`         the contract of policies, which are in `policies`
 `placement`      which engines suit a call
 `lines`          queues
+`cores`          which cores compute and I/O engines use
 `batches`        calls that are run as one
 `sending`        from the queues to the engines
-`concurrency`    how many workers of a device are started and active; `climbing`, how it is found
+`concurrency`    how many workers of a device are started and active
 `residency`      functions in the node's memory and on devices
-`retries`        which calls are retried
-`pauses`         instances that wait before they are run again, as a composition declares
-`scheduler`      the events
-`invariants`     what holds after every event
+`retries`        which calls are run again when an engine died
+`fleet`          when engines are started, and what follows when one is lost
+`calls`          the life of a call
+`scheduler`      admission, walks, and the events about invocations
 ===============  ==============================================================================
 """
 
 from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.policies import policy_of
 from dandelion.scheduler.policy import Policy
-from dandelion.scheduler.records import CallState, Flow, InvocationState, Quota, Tenant
+from dandelion.scheduler.quota import Quota
+from dandelion.scheduler.records import CallState, Flow, InvocationState, Tenant
 from dandelion.scheduler.scheduler import Scheduler
 
 __all__ = [

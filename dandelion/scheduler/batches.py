@@ -11,7 +11,6 @@ results in one batch call again at the same time, and as long as the function sa
 
 from __future__ import annotations
 
-import heapq
 from itertools import islice
 from math import gcd
 from typing import TypeAlias
@@ -20,11 +19,10 @@ from dandelion.data import ItemSet
 from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.lines import Lines
 from dandelion.scheduler.records import CallState, Flow, InvocationState, Phase
+from dandelion.timers import Timers
 
 _LOOKED_AT = 4
 """How many waiting calls are looked at for each that a batch may have."""
-_KEPT_TIMES = 64
-"""So many times are kept at least, also if calls no longer wait for them."""
 _COMPARED_BYTES = 4096
 """Inputs that are not joined are compared up to this size; larger ones have to be the same."""
 
@@ -36,51 +34,37 @@ class Batches:
 
     Args:
         lines: the waiting calls.
+
+    Attributes:
+        waits: until when the calls of flows wait for others.
     """
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
-        self._due: list[tuple[int, int, Flow]] = []
-        self._most = _KEPT_TIMES
-        self._number = 0
+        self.waits: Timers[Flow] = Timers()
 
     # waiting for others
 
     def gather(self, call: CallState, now_ns: int) -> bool:
         """Keep a new call that waits for others, at least until the next `tick`."""
-        batching = call.flow.spec.batching
+        flow = call.flow
+        batching = flow.spec.batching
         if batching is None or call.requeued:
             return False
         call.queued_ns = now_ns
-        due_ns = now_ns + int(batching.wait_s * 1e9)
         call.phase = Phase.GATHERING
-        gathering = call.flow.gathering
-        if not gathering:
-            self._number += 1
-            call.flow.gathers = self._number
-            heapq.heappush(self._due, (due_ns, self._number, call.flow))
-            if len(self._due) > self._most:
-                self._due = [time for time in self._due if _counts(time)]
-                heapq.heapify(self._due)
-                self._most = 2 * len(self._due) + _KEPT_TIMES
-        gathering[call] = None
+        if not flow.gathering:
+            flow.wait = self.waits.add(now_ns + int(batching.wait_s * 1e9), flow)
+        flow.gathering[call] = None
         return True
 
-    @property
-    def next_due_ns(self) -> int | None:
-        """When to call `due` next; None if no calls wait for others."""
-        while self._due and not _counts(self._due[0]):
-            heapq.heappop(self._due)
-        return self._due[0][0] if self._due else None
-
-    def due(self, now_ns: int) -> list[Flow]:
-        """Return the flows whose calls have waited long enough."""
-        flows = []
-        while self._due and self._due[0][0] <= now_ns:
-            time = heapq.heappop(self._due)
-            if _counts(time):
-                flows.append(time[2])
-        return flows
+    def leave(self, call: CallState) -> None:
+        """Stop waiting for others with a call."""
+        flow = call.flow
+        del flow.gathering[call]
+        if not flow.gathering and flow.wait is not None:
+            self.waits.cancel(flow.wait)
+            flow.wait = None
 
     # batches
 
@@ -197,12 +181,6 @@ def _key(call: CallState) -> Key | None:
         rest = size if item.shape is None else item.shape[1:]
         key += [item.dtype, rest, size // common, first_bytes // common]
     return tuple(key)
-
-
-def _counts(time: tuple[int, int, Flow]) -> bool:
-    """Tell whether the calls of a flow still wait until this time."""
-    _, number, flow = time
-    return bool(flow.gathering) and flow.gathers == number
 
 
 def _joins(call: CallState) -> bool:

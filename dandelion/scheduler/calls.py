@@ -10,15 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+import msgspec
+
 from dandelion.dispatcher import Run
 from dandelion.driver import Demand, InstanceSets
-from dandelion.errors import DandelionError, EngineDied
-from dandelion.function import FunctionSpec, FusedFunction
+from dandelion.errors import ContextFull, DandelionError, EngineDied
+from dandelion.function import FunctionSpec, FusedFunction, digest_of
 from dandelion.scheduler.actions import Action, Look, Plan, Stop
-from dandelion.scheduler.constants import constants_of
 from dandelion.scheduler.lines import Lines
 from dandelion.scheduler.placement import Engines
 from dandelion.scheduler.policy import Policy
+from dandelion.scheduler.quota import quota_of_function
 from dandelion.scheduler.records import (
     CallState,
     Flow,
@@ -26,7 +28,6 @@ from dandelion.scheduler.records import (
     Phase,
     Presence,
     Tenant,
-    quota_of_function,
 )
 from dandelion.scheduler.residency import Residency
 from dandelion.scheduler.retries import PLAN_ATTEMPTS, blamed, may_run_again
@@ -42,8 +43,8 @@ that a device would keep."""
 class Walks(Protocol):
     """Receives the end of every call that was not cancelled."""
 
-    def recount(self, tenant: Tenant) -> None:
-        """Charge a tenant for what its walks hold now, if it may have become less."""
+    def shortage(self, tenant: Tenant, needed_bytes: int) -> ContextFull | None:
+        """Return why a tenant, whose quota seems exhausted, may not use so many more bytes."""
 
     def finished(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
         """The call has returned its outputs."""
@@ -75,7 +76,7 @@ class Calls:
         self.lines = Lines(policy)
         self.residency = Residency(memory_bytes, actions)
         self.sending = Sending(
-            self.engines, self.lines, self.residency, policy, actions, self._fail, walks.recount
+            self.engines, self.lines, self.residency, policy, actions, self._fail, walks.shortage
         )
         self.flows: dict[tuple[str, str, int], Flow] = {}
         self.sizes = sizes
@@ -91,7 +92,7 @@ class Calls:
         flow = self.flows.get((invocation.tenant.name, function.name, function.version))
         if flow is None:
             flow = self._new_flow(invocation.tenant, function)
-        call = CallState(self.sending.next_number(), invocation, run, flow)
+        call = CallState(next(self.sending.numbers), invocation, run, flow)
         invocation.calls[run.instance] = call
         if run.attempt > 1:
             call.single = True  # in a batch it might fail others again
@@ -114,7 +115,7 @@ class Calls:
         if call.queue is not None:
             self.lines.remove(call)
         elif call.phase is Phase.GATHERING:
-            del call.flow.gathering[call]
+            self.sending.batches.leave(call)
         elif call.phase is Phase.BLOCKED:
             call.flow.blocked.pop(call, None)
         self._leave(call, now_ns)
@@ -220,7 +221,7 @@ class Calls:
         flow = Flow(tenant, spec, quota=quota_of_function(spec))
         self.flows[tenant.name, spec.name, spec.version] = flow
         flow.scope = "" if tenant.share_constants else tenant.name
-        flow.constants = constants_of(spec, flow.scope)
+        flow.constants = _constants_of(spec, flow.scope)
         flow.size_bytes, flow.constants_bytes = self.sizes(flow)
         if not flow.size_bytes:
             flow.presence = Presence.PRESENT
@@ -276,7 +277,7 @@ class Calls:
         if begun:
             call.attempt += 1
             call.alone = call.alone or shared
-            call.id = self.sending.next_number()
+            call.id = next(self.sending.numbers)
         self.sending.queue(call, now_ns)
 
     def _left_batch(self, call: CallState) -> None:
@@ -339,6 +340,14 @@ class Calls:
                         self._need(call, now_ns)
         finally:
             self._making_room = False
+
+
+def _constants_of(spec: FunctionSpec, scope: str) -> str:
+    """Return a digest of the content of a function's constants; empty if there are none."""
+    if not spec.static:
+        return ""
+    digests = [(name, [item.digest for item in spec.static[name]]) for name in sorted(spec.static)]
+    return digest_of(msgspec.msgpack.encode((scope, digests)))
 
 
 def _is_made_of(flow: Flow, tenant: Tenant, name: str, version: int) -> bool:

@@ -5,8 +5,8 @@ Workers whose number is chosen by the node form a `WorkerPool` for each device. 
 memory and its place in the lanes, and finishes what it has, but takes nothing from a queue. So a
 change of the number of active workers costs nothing, and all queues stay as they are.
 
-The number follows from `climbing`. Workers are started when the climber requests more, twice as
-many each time. If one cannot be started, no others are for `RETRY_NS`.
+A `Climber` chooses the number. Workers are started when it requests more, twice as many each time.
+If one cannot be started, no others are for `RETRY_NS`.
 
 **Reserve.** One inactive worker may take a call that waits if calls of its flow are short compared
 to all running ones (`SHORT_PART`), and its tenant has used less than half of its fair share of the
@@ -24,9 +24,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dandelion.controllers.climbing import LEAST_NS, Climber, Limits
+from dandelion.controllers.throughput import Kind, Window
 from dandelion.driver import Demand
 from dandelion.scheduler.actions import Action, Start
-from dandelion.scheduler.climbing import LEAST_NS, Climber, Kind, Limits, Window
 from dandelion.scheduler.engine import EnginePhase, EngineState
 from dandelion.scheduler.records import CallState, Flow, Tenant
 

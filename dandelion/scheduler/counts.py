@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-MEAN_WEIGHT = 0.2
-"""Of the newest call in the mean time of calls."""
 _STEPS = 4
 """Buckets of the durations for each power of two: a quantile is off by an eighth at most."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dandelion.driver import Capacity
 from dandelion.errors import DandelionError
-from dandelion.scheduler.counts import MEAN_WEIGHT
+from dandelion.timers import Timer
 
 if TYPE_CHECKING:
     from dandelion.scheduler.concurrency import WorkerPool
@@ -66,7 +66,7 @@ class EngineState:
         lanes: the lanes that it takes calls from.
         last: the flow that was sent last.
         owner, held_ns: of the policy: the tenant that it serves, and for how much engine time.
-        failed_starts, retry_ns: number of failed starts in a row, and time of the next attempt.
+        failed_starts, restart: number of failed starts in a row, and the timer of the next one.
         calls, failures, busy_ns: counters since it was added.
     """
 
@@ -91,7 +91,7 @@ class EngineState:
     ahead: int = 1
     mean_ns: float = 0.0
     failed_starts: int = 0
-    retry_ns: int = 0
+    restart: Timer[EngineState] | None = None
     calls: int = 0
     failures: int = 0
     busy_ns: int = 0
@@ -127,12 +127,3 @@ class EngineState:
             mean_ns = self.mean_ns
             places = 1 + min(self.ahead, int(self.short_call_ns / mean_ns)) if mean_ns else 1
         return places - len(self.sent)
-
-    def measured(self, duration_ns: int) -> None:
-        """Count a call that ended."""
-        self.calls += 1
-        self.busy_ns += duration_ns
-        if self.mean_ns:
-            self.mean_ns += MEAN_WEIGHT * (duration_ns - self.mean_ns)
-        else:
-            self.mean_ns = float(duration_ns)

@@ -12,6 +12,7 @@ from dandelion.scheduler.calls import Calls
 from dandelion.scheduler.concurrency import is_extra
 from dandelion.scheduler.engine import EnginePhase, EngineState
 from dandelion.scheduler.retries import UNAVAILABLE_RESTART_S, restart_delay_ns
+from dandelion.timers import Timers
 
 
 class Fleet:
@@ -22,7 +23,7 @@ class Fleet:
         actions: receives the actions for executors.
 
     Attributes:
-        next_retry_ns: when to call `tick` next; None if no engine waits for a restart.
+        restarts: of engines that wait before they are started again.
     """
 
     def __init__(self, calls: Calls, actions: Callable[[Action], None]) -> None:
@@ -30,7 +31,7 @@ class Fleet:
         self._engines = calls.engines
         self._residency = calls.residency
         self._act = actions
-        self.next_retry_ns: int | None = None
+        self.restarts: Timers[EngineState] = Timers()
 
     def added(self, engine: EngineState) -> None:
         """Add an engine; it is started now, or when it is needed."""
@@ -56,7 +57,8 @@ class Fleet:
         engine.capacity = capacity
         engine.phase = EnginePhase.READY
         engine.error = None
-        engine.failed_starts = engine.retry_ns = 0
+        engine.failed_starts = 0
+        self._cancel_restart(engine)
         self._residency.add_device(engine, capacity)
         self._calls.engines_changed(now_ns)
 
@@ -89,9 +91,12 @@ class Fleet:
 
     def _retry(self, engine: EngineState, at_ns: int) -> None:
         """Start an engine again later."""
-        engine.retry_ns = at_ns
-        if self.next_retry_ns is None or at_ns < self.next_retry_ns:
-            self.next_retry_ns = at_ns
+        self._cancel_restart(engine)
+        engine.restart = self.restarts.add(at_ns, engine)
+
+    def _cancel_restart(self, engine: EngineState) -> None:
+        if engine.restart is not None:
+            self.restarts.cancel(engine.restart)
 
     def lost(
         self,
@@ -131,6 +136,7 @@ class Fleet:
         """An engine was stopped permanently; it has no calls."""
         assert not engine.sent, "its calls ended before"
         engine.phase = EnginePhase.CLOSED
+        self._cancel_restart(engine)
         self._residency.drop_device(engine)
         self._calls.sending.concurrency.closed(engine)
         del self._engines.all[engine.id]
@@ -138,13 +144,5 @@ class Fleet:
 
     def tick(self, now_ns: int) -> None:
         """Start engines whose pause has ended."""
-        if self.next_retry_ns is None or self.next_retry_ns > now_ns:
-            return
-        waiting = []
-        for engine in self._engines.all.values():
-            if engine.retry_ns and engine.retry_ns <= now_ns:
-                engine.retry_ns = 0
-                self._act(Start(engine))
-            elif engine.retry_ns:
-                waiting.append(engine.retry_ns)
-        self.next_retry_ns = min(waiting, default=None)
+        while (engine := self.restarts.take_due(now_ns)) is not None:
+            self._act(Start(engine))

@@ -131,14 +131,8 @@ class Lines:
 
     def _first_by_priority(self, engine: EngineState, call: CallState) -> CallState:
         """Return the call of the same tenant that uses the turn of this one; perhaps this one."""
-        heads = [
-            queue.calls[0]
-            for lane in engine.lanes
-            for queue in lane.queues.values()
-            if queue.flow.tenant is call.flow.tenant
-            and busy_owner(queue.flow) is None
-            and self._policy.cost(engine, queue.flow, lane) < NEVER
-        ]
+        tenant = call.flow.tenant
+        heads = [q.calls[0] for q in self._open(engine) if q.flow.tenant is tenant]
         first = min(heads, key=_RANK)
         return first if first.rank[0] < call.rank[0] else call
 
@@ -179,18 +173,18 @@ class Lines:
 
         The engine may have died of that one, so calls that did no harm go first.
         """
-        oldest = suspect
-        for lane in engine.lanes:
-            for queue in lane.queues.values():
-                call = queue.calls[0]
-                if (
-                    call.attempt == 1
-                    and call.id < oldest.calls[0].id
-                    and busy_owner(queue.flow) is None
-                    and self._policy.cost(engine, queue.flow, lane) < NEVER
-                ):
-                    oldest = queue
-        return oldest
+        harmless = [queue for queue in self._open(engine) if queue.calls[0].attempt == 1]
+        return min([suspect, *harmless], key=lambda queue: queue.calls[0].id)
+
+    def _open(self, engine: EngineState) -> list[CallQueue]:
+        """Return all queues from which an engine may take a call, also out of their turn."""
+        return [
+            queue
+            for lane in engine.lanes
+            for queue in lane.queues.values()
+            if busy_owner(queue.flow) is None
+            and self._policy.cost(engine, queue.flow, lane) < NEVER
+        ]
 
     def _contenders(self, lane: Lane, last: Flow | None) -> Sequence[CallQueue]:
         """Return the queues of a lane whose costs count: all, or the first and that of a flow."""

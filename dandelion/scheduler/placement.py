@@ -69,8 +69,7 @@ class Engines:
     dormant: list[EngineState] = field(default_factory=list)
     differ: bool = False
     remote: tuple[EngineState, ...] = ()
-    _of_needs: dict[Needs, Lane] = field(default_factory=dict)
-    _of_formats: dict[tuple[str, ...], Lane] = field(default_factory=dict)
+    _of_needs: dict[tuple[object, ...], Lane] = field(default_factory=dict)
     _planners: dict[tuple[str, ...], tuple[EngineState, ...]] = field(default_factory=dict)
 
     def changed(self) -> list[Lane]:
@@ -78,7 +77,6 @@ class Engines:
         old = list(self.lanes.values())
         self.lanes = {}
         self._of_needs.clear()
-        self._of_formats.clear()
         self._planners.clear()
         for engine in self.all.values():
             engine.lanes = []
@@ -95,20 +93,15 @@ class Engines:
         constants_bytes: int = 0,
         here: bool = False,
     ) -> Lane:
-        """Return the lane of calls with these needs. It is empty if no suitable engine is up."""
+        """Return the lane of calls with these `Needs`. It is empty if no suitable engine is up."""
         if constants_bytes < LARGE_CONSTANTS_BYTES:
             constants_bytes = 0
-        if demand is None and not alone and not constants_bytes and not here:
-            found = self._of_formats.get(formats)
-            if found is None:
-                found = self._of_formats[formats] = self._lane_for(Needs(formats))
-            return found
-        needs = Needs(formats, demand, alone, constants_bytes, here)
+        needs = (formats, demand, alone, constants_bytes, here)  # a `Needs` is made for new ones
         found = self._of_needs.get(needs)
         if found is None:
             if len(self._of_needs) >= _KNOWN_NEEDS:
                 self._of_needs.clear()
-            found = self._of_needs[needs] = self._lane_for(needs)
+            found = self._of_needs[needs] = self._lane_for(Needs(*needs))
         return found
 
     def _lane_for(self, needs: Needs) -> Lane:

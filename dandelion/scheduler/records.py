@@ -20,11 +20,10 @@ from dandelion.dispatcher import Run, Walk
 from dandelion.driver import Demand, InstanceSets
 from dandelion.errors import DandelionError
 from dandelion.function import Function, FunctionSpec
-from dandelion.scheduler.counts import MEAN_WEIGHT, FlowCounts
+from dandelion.scheduler.counts import FlowCounts
 from dandelion.scheduler.engine import EngineState
-from dandelion.scheduler.quota import NO_QUOTA as NO_QUOTA
-from dandelion.scheduler.quota import Quota as Quota
-from dandelion.scheduler.quota import quota_of_function as quota_of_function
+from dandelion.scheduler.quota import NO_QUOTA, Quota
+from dandelion.timers import Timer
 from dandelion.trace_context import InvocationSpan
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ class Flow:
         calls, waiting, parked: as of `Tenant`.
         blocked: calls that wait until it is present.
         gathering: calls that wait for others, to be joined.
-        gathers: number of the time until which they wait, see `Batches`.
+        wait: the timer until which they wait.
         queues: calls that wait for an engine, by lane.
         mean_ns: mean time of a call on its engine; 0 before the first.
         tags: of the policy, by lane.
@@ -121,7 +120,7 @@ class Flow:
     parked: list[CallQueue] = field(default_factory=list)
     blocked: dict[CallState, None] = field(default_factory=dict)
     gathering: dict[CallState, None] = field(default_factory=dict)
-    gathers: int = 0
+    wait: Timer[Flow] | None = None
     queues: dict[Lane, CallQueue] = field(default_factory=dict)
     mean_ns: float = 0.0
     tags: dict[Lane, float] = field(default_factory=dict)
@@ -137,14 +136,6 @@ class Flow:
     def label(self) -> str:
         """For errors."""
         return f"function '{self.name}'"
-
-    def measured(self, duration_ns: int) -> None:
-        """Count a call that ended."""
-        self.counts.measured(duration_ns)
-        if self.mean_ns:
-            self.mean_ns += MEAN_WEIGHT * (duration_ns - self.mean_ns)
-        else:
-            self.mean_ns = float(duration_ns)
 
 
 Owner: TypeAlias = Tenant | Flow
@@ -275,6 +266,7 @@ class InvocationState(msgspec.Struct, eq=False):
         arena_bytes: bytes charged to its tenant's quota, inputs included.
         calls: by the walk's instance number.
         outputs, error: one of them is set when `ended` is.
+        deadline, pauses: timers, the latter by the walk's instance number.
         resuming: its walk stopped after a slice and has its next turn in the queue.
         span: its span, if it has one; the scheduler does not use it.
         served: it is one call of an invocation of another node, and runs on engines of this one.
@@ -293,6 +285,8 @@ class InvocationState(msgspec.Struct, eq=False):
     started_ns: int = 0
     ended_ns: int = 0
     calls: dict[int, CallState] = {}
+    deadline: Timer[InvocationState] | None = None
+    pauses: dict[int, Timer[tuple[InvocationState, int]]] = {}
     outputs: InstanceSets | None = None
     error: DandelionError | None = None
     ended: bool = False

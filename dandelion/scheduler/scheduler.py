@@ -7,9 +7,10 @@ out in order. Carrying out an action may cause the next event at once; events ar
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
+from collections.abc import Callable
 
+from dandelion.controllers.cores import CoreDivision
 from dandelion.dispatcher import Complete, Fail, Instruction, Pause, Run
 from dandelion.driver import InstanceSets
 from dandelion.errors import (
@@ -23,15 +24,11 @@ from dandelion.errors import (
 )
 from dandelion.scheduler.actions import Action, End
 from dandelion.scheduler.calls import Calls, Sizes
-from dandelion.scheduler.cores import CoreDivision
 from dandelion.scheduler.fleet import Fleet
-from dandelion.scheduler.pauses import Pauses
 from dandelion.scheduler.policy import Policy
 from dandelion.scheduler.quota import ARENA_REMEDY
 from dandelion.scheduler.records import CallState, InvocationState, Tenant
-
-_KEPT_DEADLINES = 64
-"""The heap of deadlines may have this many ended invocations, and one for each running one."""
+from dandelion.timers import Timers
 
 _COUNTED_PER_RESULT = 1000
 
@@ -47,7 +44,10 @@ class Scheduler:
         cores: how compute and I/O engines divide cores; by default they do not.
 
     Attributes:
-        limit: the same.
+        limit: of admitted invocations.
+        pauses: instances that wait before they are run again, as a composition declares. The failed
+            call has ended by then, so a pause has no place in a queue or on an engine, and its
+            function may leave the memory. Its inputs stay charged to the tenant.
     """
 
     def __init__(
@@ -66,12 +66,11 @@ class Scheduler:
         self.fleet = Fleet(self.calls, act)
         self.invocations: dict[str, InvocationState] = {}
         self.tenants: dict[str, Tenant] = {}
-        self.pauses = Pauses()
+        self.pauses: Timers[tuple[InvocationState, int]] = Timers()
         self.closed = False
         self.limit = invocations
         self._turns: deque[InvocationState] = deque()
-        self._deadlines: list[tuple[int, int, InvocationState]] = []
-        self._order = 0
+        self._deadlines: Timers[InvocationState] = Timers()
         self._recovers = False
 
     def take(self) -> list[Action]:
@@ -95,10 +94,7 @@ class Scheduler:
         if tenant.invocations >= quota.invocations:
             return Overloaded(tenant.invocations, quota.invocations, "invocations", tenant.label)
         if tenant.arena_bytes + input_bytes > quota.arena_bytes:
-            self.recount(tenant)
-            left = quota.arena_bytes - tenant.arena_bytes
-            if input_bytes > left:
-                return ContextFull(tenant.label, input_bytes, max(0, left), ARENA_REMEDY)
+            return self.shortage(tenant, input_bytes)
         return None
 
     # --- invocations --------------------------------------------------------------------------
@@ -124,30 +120,19 @@ class Scheduler:
         tenant.invocations += 1
         if invocation.input_bytes:
             self._charge(invocation, invocation.input_bytes)
-        self._order += 1
-        heapq.heappush(self._deadlines, (invocation.deadline_ns, self._order, invocation))
-        if len(self._deadlines) > 2 * len(self.invocations) + _KEPT_DEADLINES:
-            self._deadlines = [entry for entry in self._deadlines if not entry[2].ended]
-            heapq.heapify(self._deadlines)
+        invocation.deadline = self._deadlines.add(invocation.deadline_ns, invocation)
         inputs, invocation.inputs = invocation.inputs, ()
-        try:
-            instructions = invocation.walk.start(inputs)
-        except Exception as error:
-            instructions = _ended_by(invocation, error)
-        self._apply(invocation, instructions, now_ns)
+        self._step(invocation, now_ns, invocation.walk.start, inputs)
 
     def cancelled(self, invocation: InvocationState, error: DandelionError, now_ns: int) -> None:
         """Cancel an invocation, for example because its caller has closed the connection."""
         if not invocation.ended:
-            self._apply(invocation, invocation.walk.cancel(error), now_ns)
+            self._step(invocation, now_ns, invocation.walk.cancel, error)
 
     def tick(self, now_ns: int) -> None:
         """End invocations past their deadline, and pauses of instances and engines; move cores."""
-        heap = self._deadlines
-        while heap and (heap[0][0] <= now_ns or heap[0][2].ended):
-            invocation = heapq.heappop(heap)[2]
-            if not invocation.ended:
-                self.cancelled(invocation, DeadlineExceeded(invocation.deadline_s), now_ns)
+        while (late := self._deadlines.take_due(now_ns)) is not None:
+            self.cancelled(late, DeadlineExceeded(late.deadline_s), now_ns)
         while (due := self.pauses.take_due(now_ns)) is not None:
             self._again(*due, now_ns)
         sending = self.calls.sending
@@ -159,21 +144,16 @@ class Scheduler:
     @property
     def next_tick_ns(self) -> int | None:
         """When to call `tick` next; None if nothing waits for time."""
-        heap = self._deadlines
-        while heap and heap[0][2].ended:
-            heapq.heappop(heap)
         sending = self.calls.sending
         cores = sending.cores
-        due_ns = heap[0][0] if heap else None
-        for time_ns in (
-            self.fleet.next_retry_ns,
-            sending.batches.next_due_ns,
-            cores.next_look_ns(self.calls.lines.waiting) if cores is not None else None,
+        times_ns = (
+            self._deadlines.next_due_ns,
             self.pauses.next_due_ns,
-        ):
-            if time_ns is not None and (due_ns is None or time_ns < due_ns):
-                due_ns = time_ns
-        return due_ns
+            sending.batches.waits.next_due_ns,
+            self.fleet.restarts.next_due_ns,
+            cores.next_look_ns(self.calls.lines.waiting) if cores is not None else None,
+        )
+        return min([time_ns for time_ns in times_ns if time_ns is not None], default=None)
 
     @property
     def has_turns(self) -> bool:
@@ -185,13 +165,8 @@ class Scheduler:
         if self._turns:
             invocation = self._turns.popleft()
             invocation.resuming = False
-            if invocation.ended:
-                return
-            try:
-                instructions = invocation.walk.resume()
-            except Exception as error:
-                instructions = _ended_by(invocation, error)
-            self._apply(invocation, instructions, now_ns)
+            if not invocation.ended:
+                self._step(invocation, now_ns, invocation.walk.resume)
 
     def close(self, now_ns: int) -> None:
         """End all invocations, and admit no more."""
@@ -224,75 +199,82 @@ class Scheduler:
             call.flow.counts.output_bytes += size
             invocation.tenant.results += 1
             self._charge(invocation, size)
-        try:
-            instructions = invocation.walk.finished(call.run.instance, outputs)
-        except Exception as error:
-            instructions = _ended_by(invocation, error)
-        self._apply(invocation, instructions, now_ns)
+        self._step(invocation, now_ns, invocation.walk.finished, call.run.instance, outputs)
 
     def gave_up(self, call: CallState, error: DandelionError, now_ns: int) -> None:
         invocation = call.invocation
         if isinstance(error, TimedOut) and now_ns >= invocation.deadline_ns:
             self.cancelled(invocation, DeadlineExceeded(invocation.deadline_s), now_ns)
             return
-        walk = invocation.walk
-        caught, retried, caught_bytes = walk.caught, walk.retried, walk.caught_bytes
-        try:
-            instructions = walk.failed(call.run.instance, error)
-            pause = self._refused_pause(invocation, instructions, now_ns)
-            while pause is not None:
-                instructions += walk.give_up(pause.instance, pause.error)
-                pause = self._refused_pause(invocation, instructions, now_ns)
-        except Exception as bug:
-            instructions = _ended_by(invocation, bug)
-        if walk.caught != caught or walk.retried != retried:
-            call.flow.counts.caught += walk.caught - caught
-            call.flow.counts.retried += walk.retried - retried
-            self._charge(invocation, walk.caught_bytes - caught_bytes)
-        self._go_on(invocation, instructions, now_ns)
-
-    def _go_on(
-        self, invocation: InvocationState, instructions: list[Instruction], now_ns: int
-    ) -> None:
-        """Carry out a walk's instructions after a failure.
-
-        If these calls fail at once, too, their walks go on in their next turn. So neither the depth
-        of calls nor the time of an event depends on how many fail.
-        """
-        if self._recovers and not invocation.walk.done:
-            invocation.walk.put_back(instructions)
-            self._apply(invocation, [], now_ns)
-            return
         outer, self._recovers = self._recovers, True
         try:
-            self._apply(invocation, instructions, now_ns)
+            self._step(invocation, now_ns, self._after_failure, call, error, outer, now_ns)
         finally:
             self._recovers = outer
 
-    def _again(self, invocation: InvocationState, instance: int, now_ns: int) -> None:
-        """Run an instance again whose pause is over."""
-        try:
-            instructions = invocation.walk.again(instance)
-        except Exception as bug:
-            instructions = _ended_by(invocation, bug)
-        self._apply(invocation, instructions, now_ns)
+    def _after_failure(
+        self, call: CallState, error: DandelionError, inner: bool, now_ns: int
+    ) -> list[Instruction]:
+        """Step the walk of a call that failed.
+
+        If it failed while the instructions after another failure are carried out (`inner`), those
+        of its own are put back until the walk's next turn. So neither the depth of calls nor the
+        time of an event depends on how many fail.
+        """
+        invocation = call.invocation
+        walk = invocation.walk
+        caught, retried, caught_bytes = walk.caught, walk.retried, walk.caught_bytes
+        instructions = walk.failed(call.run.instance, error)
+        while (pause := self._refused_pause(invocation, instructions, now_ns)) is not None:
+            instructions += walk.give_up(pause.instance, pause.error)
+        call.flow.counts.caught += walk.caught - caught
+        call.flow.counts.retried += walk.retried - retried
+        self._charge(invocation, walk.caught_bytes - caught_bytes)
+        if inner and not walk.done:
+            walk.put_back(instructions)
+            return []
+        return instructions
 
     def _refused_pause(
         self, invocation: InvocationState, instructions: list[Instruction], now_ns: int
     ) -> Pause | None:
-        """Begin the pause among a walk's instructions; return it if there are too many."""
-        for at, instruction in enumerate(instructions):
-            if isinstance(instruction, Pause):
-                del instructions[at]
-                began = self.pauses.begin(invocation, instruction, now_ns)
-                return None if began else instruction
+        """Begin the pause among a walk's instructions; return it if its tenant has too many."""
+        pause = next((one for one in instructions if isinstance(one, Pause)), None)
+        if pause is None:
+            return None
+        instructions.remove(pause)
+        tenant = invocation.tenant
+        if tenant.paused >= tenant.quota.queue_length:
+            return pause
+        tenant.paused += 1
+        due_ns = now_ns + int(pause.pause_s * 1e9)
+        invocation.pauses[pause.instance] = self.pauses.add(due_ns, (invocation, pause.instance))
         return None
 
-    def _apply(
-        self, invocation: InvocationState, instructions: list[Instruction], now_ns: int
+    def _end_pause(self, invocation: InvocationState, instance: int) -> None:
+        self.pauses.cancel(invocation.pauses.pop(instance))
+        invocation.tenant.paused -= 1
+
+    def _again(self, invocation: InvocationState, instance: int, now_ns: int) -> None:
+        """Run an instance again whose pause is over."""
+        self._end_pause(invocation, instance)
+        self._step(invocation, now_ns, invocation.walk.again, instance)
+
+    def _step(
+        self,
+        invocation: InvocationState,
+        now_ns: int,
+        step: Callable[..., list[Instruction]],
+        *arguments: object,
     ) -> None:
-        """Carry out a walk's instructions."""
+        """Step a walk, and carry out its instructions. A bug of the walk ends its invocation."""
         walk = invocation.walk
+        try:
+            instructions = step(*arguments)
+        except Exception as error:
+            if not isinstance(error, DandelionError):
+                error = InternalError(f"{type(error).__name__}: {error}")
+            instructions = walk.cancel(error.with_traceback(None))
         for instruction in instructions:
             if isinstance(instruction, Run):
                 if invocation.ended:  # by another instance of this step
@@ -305,8 +287,8 @@ class Scheduler:
                 self._end(invocation, None, instruction.error, now_ns)
             elif isinstance(instruction, Pause):
                 raise AssertionError("pauses begin where a call fails")
-            elif self.pauses.end(invocation, instruction.instance):
-                pass
+            elif instruction.instance in invocation.pauses:
+                self._end_pause(invocation, instruction.instance)
             elif (call := invocation.calls.get(instruction.instance)) is not None:
                 self.calls.cancel(call, now_ns)
         if walk.has_pending_sets and not invocation.resuming and not invocation.ended:
@@ -323,7 +305,12 @@ class Scheduler:
         if invocation.calls:
             for call in list(invocation.calls.values()):
                 self.calls.cancel(call, now_ns)
-        self.pauses.end_all(invocation)
+        if invocation.pauses:
+            for instance in list(invocation.pauses):
+                self._end_pause(invocation, instance)
+        deadline = invocation.deadline
+        if deadline is not None:
+            self._deadlines.cancel(deadline)
         invocation.ended = True
         invocation.ended_ns = now_ns
         invocation.outputs = outputs
@@ -333,6 +320,18 @@ class Scheduler:
         if invocation.arena_bytes:
             self._charge(invocation, -invocation.arena_bytes)
         self._actions.append(End(invocation))
+
+    def shortage(self, tenant: Tenant, needed_bytes: int) -> ContextFull | None:
+        """Count what a tenant, whose quota seems to be exhausted, has in the arena.
+
+        Returns:
+            Why it may not use so many more bytes; None if it may.
+        """
+        self.recount(tenant)
+        left = tenant.quota.arena_bytes - tenant.arena_bytes
+        if needed_bytes <= left:
+            return None
+        return ContextFull(tenant.label, needed_bytes, max(0, left), ARENA_REMEDY)
 
     def recount(self, tenant: Tenant) -> None:
         """Charge a tenant for what its walks hold now.
@@ -353,10 +352,3 @@ class Scheduler:
     def _charge(self, invocation: InvocationState, size_bytes: int) -> None:
         invocation.arena_bytes += size_bytes
         invocation.tenant.arena_bytes += size_bytes
-
-
-def _ended_by(invocation: InvocationState, error: Exception) -> list[Instruction]:
-    """End an invocation whose walk has a bug; others are not affected."""
-    if not isinstance(error, DandelionError):
-        error = InternalError(f"{type(error).__name__}: {error}")
-    return invocation.walk.cancel(error.with_traceback(None))

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
+from itertools import count, islice
 
+from dandelion.controllers.cores import CoreDivision
 from dandelion.errors import ContextFull, DandelionError, QuotaExceeded
 from dandelion.scheduler.actions import Action, Send, Start
 from dandelion.scheduler.batches import Batches
 from dandelion.scheduler.concurrency import Concurrency, WorkerPool
-from dandelion.scheduler.cores import CoreDivision, CoreShares
+from dandelion.scheduler.cores import CoreShares
 from dandelion.scheduler.engine import EnginePhase, EngineState
 from dandelion.scheduler.lines import Lines, busy_owner, overfull
 from dandelion.scheduler.placement import Engines, Needs, best_free, no_engine
 from dandelion.scheduler.policy import NEVER, Policy
-from dandelion.scheduler.quota import ARENA_REMEDY
 from dandelion.scheduler.records import CallQueue, CallState, Flow, Lane, Owner, Phase, Tenant
 from dandelion.scheduler.residency import Residency
 
 AHEAD_CALL_NS = 200_000_000
 """Calls that take less are sent to other nodes while others run there."""
+_MEAN_WEIGHT = 0.2
+"""Of the newest call in the mean time of calls."""
 _RESERVE_LOOKS = 16
 """How many queues are looked at for a call that may use the reserve."""
 
@@ -34,12 +36,13 @@ class Sending:
         policy: orders waiting calls.
         actions: receives the actions for executors.
         fail: ends a call that cannot be sent.
-        recount: charges a tenant for what its walks hold now.
+        shortage: returns why a tenant may not use so many more bytes, None if it may.
 
     Attributes:
         batches: joins calls.
         concurrency: chooses how many workers take calls.
         cores: divides cores between compute and I/O; None if they are not divided.
+        numbers: ids of new calls, and of those that are moved behind all others.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class Sending:
         policy: Policy,
         actions: Callable[[Action], None],
         fail: Callable[[CallState, DandelionError, int], None],
-        recount: Callable[[Tenant], None],
+        shortage: Callable[[Tenant, int], ContextFull | None],
     ) -> None:
         self.batches = Batches(lines)
         self.concurrency = Concurrency(policy.elastic, policy.reserves, actions)
@@ -61,8 +64,8 @@ class Sending:
         self.policy = policy
         self._act = actions
         self._fail = fail
-        self._recount = recount
-        self._number = 0
+        self._shortage = shortage
+        self.numbers = count(1)
 
     def divide_cores(self, division: CoreDivision) -> None:
         """Divide cores between compute and I/O engines, before any is added."""
@@ -73,11 +76,6 @@ class Sending:
         self.concurrency.changed(now_ns)
         if self.cores is not None:
             self.cores.choose()
-
-    def next_number(self) -> int:
-        """Return the id of a new call, or of one that is moved behind all others."""
-        self._number += 1
-        return self._number
 
     def unpark(self, owners: tuple[Owner, ...], now_ns: int) -> None:
         """Send calls of tenants and flows that are below their quotas again."""
@@ -105,7 +103,7 @@ class Sending:
 
     def due(self, now_ns: int) -> None:
         """Queue the calls that have waited long enough for others."""
-        for flow in self.batches.due(now_ns):
+        while (flow := self.batches.waits.take_due(now_ns)) is not None:
             self._queue_gathered(flow, now_ns)
 
     def queue(self, call: CallState, now_ns: int) -> None:
@@ -142,7 +140,7 @@ class Sending:
         lanes: dict[Lane, None] = {}
         while flow.gathering:  # the failure of one may cancel others
             call = next(iter(flow.gathering))
-            del flow.gathering[call]
+            self.batches.leave(call)
             lane = self._lane_of(call, now_ns)
             if lane is not None:
                 self._lines.add(call, lane)
@@ -176,12 +174,8 @@ class Sending:
             call.invocation.served,
         )
         if not lane.engines:
-            needs = Needs(
-                call.run.application.formats,
-                call.demand,
-                call.alone,
-                here=call.invocation.served,
-            )
+            formats = call.run.application.formats
+            needs = Needs(formats, call.demand, call.alone, here=call.invocation.served)
             if not self._engines.possible(needs):
                 self._fail(call, no_engine(self._engines, needs, call.run.function.name), now_ns)
                 return None
@@ -231,9 +225,10 @@ class Sending:
             call = self._lines.next_for(engine)
             if call is None:
                 return
-            members = self.batches.members(call, engine)
-            if members:
-                call = self.batches.batch(members, self.next_number())
+            if call.flow.spec.batching is not None:
+                members = self.batches.members(call, engine)
+                if members:
+                    call = self.batches.batch(members, next(self.numbers))
             self._send(call, engine, now_ns)
 
     def feed_remote(self, now_ns: int) -> None:
@@ -274,12 +269,9 @@ class Sending:
             if one.demand is not None:
                 needed += one.demand.output_bytes or 0
         if tenant.arena_bytes + needed > tenant.quota.arena_bytes:
-            self._recount(tenant)
-            left = tenant.quota.arena_bytes - tenant.arena_bytes
-            if needed > left:
-                self._fail(
-                    call, ContextFull(tenant.label, needed, max(0, left), ARENA_REMEDY), now_ns
-                )
+            error = self._shortage(tenant, needed)
+            if error is not None:
+                self._fail(call, error, now_ns)
                 return
         call.phase = Phase.SENT
         call.engine = engine
@@ -307,8 +299,13 @@ class Sending:
         duration_ns = now_ns - (call.started_ns or call.sent_ns)
         if duration_ns < 0:  # it was lost before it was known to have started
             duration_ns = 0
-        engine.measured(duration_ns)
-        flow.measured(duration_ns)
+        engine.calls += 1
+        engine.busy_ns += duration_ns
+        flow.counts.measured(duration_ns)
+        mean_ns = engine.mean_ns
+        engine.mean_ns += _MEAN_WEIGHT * (duration_ns - mean_ns) if mean_ns else duration_ns
+        mean_ns = flow.mean_ns
+        flow.mean_ns += _MEAN_WEIGHT * (duration_ns - mean_ns) if mean_ns else duration_ns
         if engine.loading:
             self._residency.loaded(engine, flow)
         if not engine.remote:
@@ -328,7 +325,9 @@ class Sending:
     def after(self, call: CallState, engine: EngineState, now_ns: int) -> None:
         """Continue other calls after a call was removed from its engine."""
         if self._lines.waiting:
-            self.unpark((call.flow.tenant, call.flow), now_ns)
+            flow = call.flow
+            if flow.parked or flow.tenant.parked:
+                self.unpark((flow.tenant, flow), now_ns)
             self._feed(engine, now_ns)
             if self._engines.remote:
                 self.feed_remote(now_ns)

@@ -26,7 +26,7 @@ from dandelion.scheduler import (
     policy_of,
 )
 from dandelion.scheduler.actions import End, Send
-from dandelion.scheduler.invariants import check_invariants
+from dandelion.testing.scheduler_invariants import check_invariants
 
 WEIGHTS = {"light": 1.0, "middle": 2.0, "heavy": 4.0}
 WHERE = {"light": (0,), "middle": (0, 1), "heavy": (0, 1, 2)}

@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from dandelion.backends.gpu.conformance import (
-    CHECKS,
-    HOST_KERNELS,
-    LANGUAGE_CHECKS,
-    POOL_BYTES,
-    Check,
-    opened,
-)
+from dandelion.backends.gpu.conformance import CHECKS, POOL_BYTES, opened
+from dandelion.backends.gpu.conformance_kernels import HOST_KERNELS, Check
+from dandelion.backends.gpu.conformance_language import LANGUAGE_CHECKS
 from dandelion.backends.gpu.device import Device
 from dandelion.backends.gpu.driver import GpuDriver
 from dandelion.backends.gpu.host import HostDevice

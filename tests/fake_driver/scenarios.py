@@ -235,7 +235,8 @@ def every_call_of_the_compiler_fails_once(fake: Fake) -> None:
         for path in folder.glob("*"):
             path.unlink()
         device = fake.device(CodeCache(folder))
-        from dandelion.backends.gpu.conformance import code_for, opened
+        from dandelion.backends.gpu.conformance import opened
+        from dandelion.backends.gpu.conformance_kernels import code_for
 
         with contextlib.suppress(DandelionError), opened(device):
             code = code_for(device)

@@ -16,7 +16,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from dandelion.backends.gpu.conformance import CHECKS, LANGUAGE_CHECKS, opened
+from dandelion.backends.gpu.conformance import CHECKS, opened
+from dandelion.backends.gpu.conformance_language import LANGUAGE_CHECKS
 
 from tests.fake_driver import build
 from tests.fake_driver.fake import Fake, Real

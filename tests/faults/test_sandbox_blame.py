@@ -20,7 +20,7 @@ from dandelion.errors import Blame, DandelionError, Faulted, SandboxLost, TimedO
 from dandelion.executors import ThreadExecutor
 from dandelion.function import Limits
 from dandelion.node import Node, Settings
-from tests.faults.test_process_faults import Background
+from tests.faults.background_calls import Background
 from tests.python_functions import call_of, first, function, process_engine, run
 
 WAIT = "import time\ndef f(x):\n    time.sleep(60)\n"

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import pytest
 from dandelion.backends.native import sandbox_pool as native
+from dandelion.backends.process import connected
 from dandelion.backends.process import sandbox_pool as process
 
 from dandelion.errors import SandboxLost
@@ -23,8 +24,7 @@ DEADLINE_S = 30
 PARTS = {
     "pipe": (os, "pipe2", OSError(errno.EMFILE, "too many open files")),
     "process": (subprocess, "Popen", BlockingIOError(errno.EAGAIN, "no more processes")),
-    "lifetime": (process, "bind_lifetime", OSError(errno.EINVAL, "not a pipe")),
-    "lifetime of a native one": (native, "bind_lifetime", OSError(errno.EINVAL, "not a pipe")),
+    "lifetime": (connected, "bind_lifetime", OSError(errno.EINVAL, "not a pipe")),
     "thread": (threading.Thread, "start", RuntimeError("can't start new thread")),
 }
 
@@ -39,7 +39,7 @@ def pool_with_imports(folder: Path) -> process.SandboxPool:
     ("backend", "part"),
     [
         *[("process", part) for part in ("pipe", "process", "lifetime", "thread")],
-        *[("native", part) for part in ("pipe", "process", "lifetime of a native one")],
+        *[("native", part) for part in ("pipe", "process", "lifetime")],
     ],
 )
 def test_nothing_is_left_of_a_zygote_that_cannot_be_started(

@@ -9,7 +9,8 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from dandelion.backends.gpu.conformance import CHECKS, LANGUAGE_CHECKS
+from dandelion.backends.gpu.conformance import CHECKS
+from dandelion.backends.gpu.conformance_language import LANGUAGE_CHECKS
 
 from tests.fake_driver import build
 from tests.fake_driver.names import real_scenario_names

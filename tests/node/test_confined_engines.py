@@ -27,7 +27,7 @@ from dandelion.node import Node, Settings
 from dandelion.testing.waiting import wait_until
 from tests.native_functions import MIB
 from tests.processes import children, command_of
-from tests.test_wasm import ECHO, assembled
+from tests.wasm_modules import ECHO, assembled
 
 pytest.importorskip("wasmtime")
 

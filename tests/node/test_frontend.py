@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
-import http.client
 import json
 import os
-import socket
-import threading
 import urllib.parse
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import pytest
@@ -25,87 +19,12 @@ from dandelion.frontend.app import App
 from dandelion.frontend.asgi import Message
 from dandelion.frontend.docs_page import DOCS_PAGE
 from dandelion.frontend.listener import bind
-from dandelion.frontend.server import BackgroundServer
-from dandelion.node import Node
-from tests.node.frontend_processes import Processes
-from tests.node.served import DOCUMENT, SETTINGS, GateDriver
+from tests.node.served import SETTINGS
+from tests.node.served_frontend import JSON, RAW, Served, given_served
 
-JSON = {"Content-Type": "application/json"}
+served = pytest.fixture(scope="module", params=["in the node", "processes"])(given_served)
+
 MSGPACK = {"Content-Type": "application/msgpack"}
-RAW = {"Content-Type": "application/octet-stream"}
-
-
-@dataclass
-class Served:
-    """A server, its node, and the gate that functions named `wait` stand at."""
-
-    node: Node
-    gate: GateDriver
-    port: int
-    at_rest: int
-
-    def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-
-    def ask(
-        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
-    ) -> tuple[int, dict[str, str], bytes]:
-        with contextlib.closing(self.connect()) as connection:
-            connection.request(method, path, body, headers or {})
-            answer = connection.getresponse()
-            return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
-
-    def invoke(self, name: str, sets: object, path: str = "", **headers: str) -> Any:
-        """Invoke with JSON and give the document that came back, of success or problem."""
-        given_headers = JSON | {k.replace("_", "-"): v for k, v in headers.items()}
-        body = json.dumps({"sets": sets})
-        return json.loads(self.ask("POST", f"/v1/invoke/{name}{path}", body, given_headers)[2])
-
-    def problem(self, method: str, path: str, body: Any = None, **headers: str) -> dict[str, Any]:
-        names = {k.replace("_", "-"): v for k, v in headers.items()}
-        status, answered, data = self.ask(method, path, body, names)
-        assert answered["content-type"] == "application/problem+json"
-        document: dict[str, Any] = json.loads(data)
-        assert document["status"] == status
-        return document
-
-    def raw(self, request: bytes, leave: bool = False) -> bytes:
-        """Send bytes, perhaps go, and read until the server closes the connection."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
-            connection.sendall(request)
-            if leave:
-                connection.shutdown(socket.SHUT_WR)
-            return b"".join(iter(lambda: connection.recv(65536), b""))
-
-    def leaks(self) -> bool:
-        """Whether more contexts than at the start stay in use, when the server comes to rest."""
-        for _ in range(200):
-            self.ask("GET", "/healthz")
-            if self.node.info().arena.contexts == self.at_rest:
-                return False
-        return True
-
-
-@pytest.fixture(scope="module", params=["in the node", "processes"])
-def served(request: pytest.FixtureRequest) -> Iterator[Served]:
-    gate = GateDriver()
-    with contextlib.ExitStack() as stack:
-        stack.callback(gate.gate.open, 100)
-        if request.param == "processes":
-            processes = stack.enter_context(Processes(SETTINGS, [gate], 2))
-            node, port = processes.node, processes.port
-            node.register(DOCUMENT)
-        else:
-            node = stack.enter_context(Node(SETTINGS, [gate]))
-            node.register(DOCUMENT)
-            server = stack.enter_context(BackgroundServer(node, drain_s=5))
-            port = int(server.url.rpartition(":")[2])
-        assert node.wait_ready()
-        node.invoke("fixed", a=b"")  # what is fixed lies in the arena from now on
-        yield Served(node, gate, port, node.info().arena.contexts)
-
-
-# --- invoking -----------------------------------------------------------------------------------
 
 
 def test_json(served: Served) -> None:
@@ -228,176 +147,6 @@ def test_keep_alive_and_pipelining(served: Served) -> None:
     assert [part[:1] for part in answer.split(b"\r\n\r\n")[1:]] == [b"1", b"2", b"3"]
 
 
-# --- what goes wrong ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status", "kind"),
-    [
-        ("GET", "/nothing", 404, "NoRoute"),
-        ("GET", "/v1/", 404, "NoRoute"),
-        ("GET", "/v1/functions/", 404, "NoRoute"),
-        ("GET", "/v1/functions/nothing", 404, "Unknown"),
-        ("GET", "/v1/functions/twice", 404, "Unknown"),
-        ("GET", "/v1/compositions/echo", 404, "Unknown"),
-        ("GET", "/v1/functions/echo?version=2", 404, "Unknown"),
-        ("GET", "/v1/functions/echo?version=x", 400, "InvalidInput"),
-        ("GET", "/v1/functions/echo?version=0", 400, "InvalidInput"),
-        ("GET", "/v1/functions/echo?verzion=1", 400, "InvalidInput"),
-        ("GET", "/v1/functions/" + "n" * 5000, 404, "Unknown"),
-        ("DELETE", "/v1/functions/nothing", 404, "Unknown"),
-        ("DELETE", "/v1/functions/echo", 409, "Conflict"),
-        ("GET", "/v1/traces/nothing", 404, "Unknown"),
-        ("GET", "/v1/compositions/echo/graph", 404, "Unknown"),
-        ("GET", "/v1/compositions/twice/graph?format=png", 400, "InvalidInput"),
-        ("GET", "/v1/invoke/echo", 405, "MethodNotAllowed"),
-        ("PUT", "/v1/register", 405, "MethodNotAllowed"),
-        ("PATCH", "/healthz", 405, "MethodNotAllowed"),
-        ("POST", "/v1/invoke/ecko", 404, "Unknown"),
-        ("POST", "/v1/invoke/" + "n" * 5000, 404, "Unknown"),
-        ("POST", "/v1/invoke/echo?version=7", 404, "Unknown"),
-        ("POST", "/v1/invoke/echo?deadline_s=-1", 400, "InvalidInput"),
-        ("POST", "/v1/invoke/echo?deadline_s=nan", 400, "InvalidInput"),
-        ("POST", "/v1/invoke/echo?deadline=1", 400, "InvalidInput"),
-        ("POST", "/v1/invoke/echo?priority=high", 400, "InvalidInput"),
-        ("POST", "/v1/register", 415, "UnsupportedMedia"),
-    ],
-)
-def test_wrong_requests(served: Served, method: str, path: str, status: int, kind: str) -> None:
-    problem = served.problem(method, path)
-    assert (problem["status"], problem["type"]) == (status, f"urn:dandelion:error:{kind}")
-
-
-def test_methods_that_are_allowed_are_named(served: Served) -> None:
-    _, headers, _ = served.ask("PUT", "/v1/functions/echo")
-    assert headers["allow"] == "GET, DELETE"
-
-
-def test_near_names(served: Served) -> None:
-    assert served.problem("POST", "/v1/invoke/ecko")["hint"] == "did you mean 'echo'?"
-    assert served.problem("GET", "/v1/regsiter")["hint"] == "did you mean '/v1/register'?"
-    problem = served.invoke("pair", {"left": "x", "rihgt": "y"})
-    assert problem["hint"] == "did you mean 'right'?"
-
-
-def test_missing_sets(served: Served) -> None:
-    problem = served.invoke("pair", {"left": "x"})
-    assert problem["error"]["fields"]["where"] == "sets.right"
-
-
-def test_media_types(served: Served) -> None:
-    problem = served.problem("POST", "/v1/invoke/echo", b"x", Content_Type="text/html")
-    assert problem["status"] == 415
-    problem = served.problem("POST", "/v1/invoke/echo", b"x", Content_Encoding="gzip")
-    assert problem["status"] == 415
-
-
-def test_a_failed_application_has_the_status_of_its_cause(served: Served) -> None:
-    problem = served.invoke("fails", {"x": "y"})
-    assert (problem["status"], problem["type"]) == (422, "urn:dandelion:error:Raised")
-    assert problem["error"]["type"] == "ApplicationFailed"
-    assert problem["error"]["cause"]["fields"]["exception"] == "ValueError: no"
-
-
-def test_bad_registrations(served: Served) -> None:
-    for body, where in (
-        (b"{", "body"),
-        (b"[]", "body"),
-        (b'{"functions": [{"name": 3}]}', "functions[0].name"),
-        (b'{"functions": [{"name": "f", "kode": []}]}', "functions[0]"),
-        (b'{"libraries": {"l": {"data": "*"}}}', "libraries[...].data"),
-        (b"\xff", "body"),
-        (b"[" * 50_000, "body"),
-    ):
-        problem = served.problem("POST", "/v1/register", body, **JSON)
-        assert problem["error"]["fields"]["where"] == where
-    text = b"composition c(a) => (b) {\n  echoo(a = all a) => (b = b);\n}"
-    problem = served.problem("POST", "/v1/register", text, content_type="text/vnd.dandelion")
-    assert problem["type"].endswith("InvalidComposition")
-    assert problem["problems"][0]["line"] == 2
-
-
-@pytest.mark.parametrize("over", [1, 20 << 20])
-def test_bodies_over_the_limit(served: Served, over: int) -> None:
-    size = SETTINGS.body_limit_bytes + over
-    headers = RAW | {"Content-Length": str(size)}
-    with contextlib.closing(served.connect()) as connection:
-        connection.putrequest("POST", "/v1/invoke/echo")
-        for name, value in headers.items():
-            connection.putheader(name, value)
-        connection.endheaders()
-        if over == 1:
-            connection.send(bytes(size))
-        answer = connection.getresponse()
-        problem = json.loads(answer.read())
-        assert answer.status == 413
-        assert problem["error"]["fields"]["limit_bytes"] == SETTINGS.body_limit_bytes
-        assert answer.getheader("connection") == "close"
-    assert not served.leaks()
-
-
-def test_chunked_bodies_over_the_limit(served: Served) -> None:
-    pieces = (bytes(1 << 20) for _ in range(10))
-    status, _, _ = served.ask("POST", "/v1/invoke/echo", pieces, RAW)
-    assert status == 413
-    assert not served.leaks()
-
-
-def test_a_body_that_breaks_off(served: Served) -> None:
-    head = b"POST /v1/invoke/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500000\r\n\r\n"
-    served.raw(head + bytes(200_000), leave=True)
-    assert served.invoke("echo", {"a": "still there"})["sets"]["b"]
-
-
-def test_deadline(served: Served) -> None:
-    problem = served.invoke("wait", {"a": "x"}, "?deadline_s=0.05")
-    assert served.gate.gate.entered()
-    assert (problem["status"], problem["error"]["fields"]) == (504, {"deadline_s": 0.05})
-    problem = served.invoke("wait", {"a": "x"}, Dandelion_Deadline="0.05")
-    assert problem["status"] == 504
-    assert served.gate.gate.entered()
-    for _ in range(2):
-        assert served.gate.gate.was_cancelled()
-
-
-def test_a_client_that_leaves_cancels_its_invocation(served: Served) -> None:
-    connection = served.connect()
-    connection.request("POST", "/v1/invoke/wait", b"x" * 100_000, RAW)
-    assert served.gate.gate.entered()
-    connection.close()
-    assert served.gate.gate.was_cancelled()
-    assert served.invoke("echo", {"a": "still there"})["sets"]["b"]
-
-
-def test_a_slow_invocation_is_answered(served: Served) -> None:
-    answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append(served.invoke("wait", {"a": "late"})))
-    thread.start()
-    assert served.gate.gate.entered()
-    assert served.ask("GET", "/healthz")[0] == 200  # the server goes on meanwhile
-    served.gate.gate.open()
-    thread.join(20)
-    assert answers[0]["sets"]["b"][0]["text"] == "late"
-
-
-def test_a_bug_is_a_problem_and_no_dropped_connection(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken() -> bytes:
-        raise ZeroDivisionError("a bug")
-
-    monkeypatch.setattr(served.node, "metrics", broken)
-    problem = served.problem("GET", "/metrics")
-    assert (problem["status"], problem["error"]["type"]) == (500, "InternalError")
-    served.gate.gate.open()
-    problem = served.invoke("bug", {"a": "x"})
-    assert served.gate.gate.entered()
-    assert (problem["status"], problem["error"]["type"]) == (500, "InternalError")
-
-
-# --- the catalogue and the rest -----------------------------------------------------------------
-
-
 def test_register_describe_list_remove(served: Served) -> None:
     document = {
         "functions": [
@@ -508,9 +257,6 @@ def test_docs_need_no_network(served: Served) -> None:
     assert "default-src 'self'" in headers["content-security-policy"]
 
 
-# --- under any server ---------------------------------------------------------------------------
-
-
 async def plain_asgi(app: App, body: bytes, headers: list[tuple[bytes, bytes]]) -> list[Message]:
     sent: list[Message] = []
 
@@ -545,8 +291,6 @@ def test_a_taken_port_is_said_to_be_taken(served: Served) -> None:
         bind("no.such.host.invalid", 0, SETTINGS)
 
 
-# --- anything at all ----------------------------------------------------------------------------
-
 ROUTES = [
     "/v1/invoke/echo",
     "/v1/invoke/matrix",
@@ -563,6 +307,8 @@ ROUTES = [
     "/metrics",
     "/openapi.json",
 ]
+
+
 MEDIA = [
     "application/json",
     "application/msgpack",
@@ -571,6 +317,8 @@ MEDIA = [
     "text/vnd.dandelion",
     "",
 ]
+
+
 SEEDS = [
     b'{"sets": {"a": [{"name": "n", "key": 1, "data": "QUJD"}], "m": [[1, 2]]}}',
     msgspec.msgpack.encode({"sets": {"a": [{"name": "n", "data": b"1"}], "m": [[1, 2]]}}),

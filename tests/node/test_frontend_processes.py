@@ -6,7 +6,6 @@ That they answer as the frontend in the node does is held by `test_frontend` and
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import http.client
@@ -24,76 +23,18 @@ from typing import Any
 
 import pytest
 
-from dandelion.cli.settings import load_settings
-from dandelion.errors import ContextFull, InternalError, InvalidInput
+from dandelion.errors import InternalError
 from dandelion.frontend_process import supervisor as supervisor_module
 from dandelion.frontend_process.leases import SLAB_BYTES
-from dandelion.frontend_process.supervisor import Supervisor
-from dandelion.frontend_process.wire import INLINE_BYTES, PART_ITEMS
-from dandelion.node import Node, Settings
+from dandelion.frontend_process.wire import INLINE_BYTES
 from dandelion.testing import wait_until
+from tests.node.served_processes import JSON, LIMIT_S, RAW, SETTINGS, Served, invoke
 from tests.processes import children_of, lives
 
 from .frontend_processes import Processes
 from .served import DOCUMENT, GateDriver
 
-LIMIT_S = 20.0
-JSON = {"Content-Type": "application/json"}
-RAW = {"Content-Type": "application/octet-stream"}
-ARENA_BYTES = 64 << 20
-SETTINGS = Settings(
-    backends=("null",), arena_bytes=ARENA_BYTES, body_limit_bytes=12 << 20, max_waiting=64
-)
 ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-class Served:
-    """Two frontend processes, and the gate that functions named `wait` stand at."""
-
-    def __init__(self, processes: Processes, gate: GateDriver) -> None:
-        self.processes = processes
-        self.node = processes.node
-        self.gate = gate
-        self.at_rest = self.node.info().arena
-        self.opened = contextlib.ExitStack()
-
-    def connect(self) -> http.client.HTTPConnection:
-        port = self.processes.port
-        made = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
-        self.opened.callback(made.close)
-        return made
-
-    def connections(self) -> list[http.client.HTTPConnection]:
-        """Open connections until both frontends have some; those of the first come first."""
-        found: dict[int, list[http.client.HTTPConnection]] = {}
-        while len(found) < 2 or min(map(len, found.values())) < 2:
-            connection = self.connect()
-            before = self.counts()
-            assert invoke(connection, "echo", b"x") == (200, b"x")
-            (place,) = (
-                i for i, (a, b) in enumerate(zip(before, self.counts(), strict=True)) if a < b
-            )
-            found.setdefault(place, []).append(connection)
-        return [connection for place in sorted(found) for connection in found[place][:2]]
-
-    def counts(self) -> list[int]:
-        """How many invocations each frontend has submitted."""
-        places = self.processes.supervisor._places
-        return [place.link.invocations if place.link is not None else 0 for place in places]
-
-    def pids(self) -> list[int]:
-        return self.processes.supervisor.pids
-
-    def rests(self) -> bool:
-        return self.node.info().arena == self.at_rest
-
-
-def invoke(
-    connection: http.client.HTTPConnection, name: str, body: bytes, **headers: str
-) -> tuple[int, bytes]:
-    connection.request("POST", f"/v1/invoke/{name}", body, {**RAW, **headers})
-    answer = connection.getresponse()
-    return answer.status, answer.read()
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +53,6 @@ def served(started: Served) -> Iterator[Served]:
     wait_until(started.rests)  # also after a test that failed
     with started.opened:
         yield started
-
-
-# --- death --------------------------------------------------------------------------------------
 
 
 def test_a_killed_frontend_loses_its_own_connections_alone(served: Served) -> None:
@@ -315,9 +253,6 @@ def refuses(port: int) -> bool:
     return False
 
 
-# --- one catalogue ------------------------------------------------------------------------------
-
-
 def test_what_one_frontend_registers_all_know_at_once(served: Served) -> None:
     connections = served.connections()
     for version in range(1, 6):
@@ -361,108 +296,3 @@ def test_a_node_that_stands_still_is_told_of(
         writer._words[2] = 1  # it was long ago
         assert health() == (503, 503)
     wait_until(lambda: health() == (200, 200))
-
-
-# --- memory -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "size", [0, INLINE_BYTES, INLINE_BYTES + 1, SLAB_BYTES // 4 + 1, 70_000, 300_000, 5_000_000]
-)
-def test_bodies_of_all_sizes(served: Served, size: int) -> None:
-    body = os.urandom(size)
-    for connection in served.connections():
-        for _ in range(5):
-            assert invoke(connection, "echo", body) == (200, body)
-    wait_until(served.rests)
-
-
-def test_a_body_of_unknown_size(served: Served) -> None:
-    with contextlib.closing(served.connect()) as connection:
-        connection.request("POST", "/v1/invoke/echo", iter([bytes(100_000)] * 3), RAW)
-        assert connection.getresponse().read() == bytes(300_000)
-    wait_until(served.rests)
-
-
-@pytest.mark.parametrize("count", [PART_ITEMS, PART_ITEMS + 1, 3 * PART_ITEMS + 1])
-def test_many_items(served: Served, count: int) -> None:
-    left = [{"name": str(i), "key": i, "text": "x" * (6000 if not i % 400 else 1)}
-            for i in range(count)]  # fmt: skip
-    body = json.dumps({"sets": {"left": left, "right": None}}).encode()
-    with contextlib.closing(served.connect()) as connection:
-        connection.request("POST", "/v1/invoke/pair", body, JSON)
-        sets = json.loads(connection.getresponse().read())["sets"]
-    assert list(sets) == ["left", "right"]
-    assert sets == {"left": left, "right": None}
-    wait_until(served.rests)
-
-
-def test_a_full_arena_is_an_answer(served: Served) -> None:
-    (first, *_) = served.connections()
-    held = []
-    for size in (1 << 20, 64 << 10, 4096):
-        with contextlib.suppress(ContextFull):
-            while True:
-                held.append(served.node.acquire(size))
-    status, data = invoke(first, "echo", bytes(3_000_000))
-    assert (status, json.loads(data)["error"]["type"]) == (507, "ContextFull")
-    for _ in range(2 * SLAB_BYTES // 10_000):  # there is no room for slabs either
-        assert invoke(first, "echo", bytes(10_000)) == (200, bytes(10_000))
-    held.clear()
-    assert invoke(first, "echo", bytes(3_000_000)) == (200, bytes(3_000_000))
-    wait_until(served.rests)
-
-
-def test_a_result_is_kept_while_its_reader_is_slow(served: Served) -> None:
-    body = os.urandom(11_000_000)  # more than the kernel's buffers take
-    connection = served.connect()
-    connection.sock = socket.socket()
-    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 256 * 1024)
-    connection.sock.settimeout(LIMIT_S)
-    connection.sock.connect(("127.0.0.1", served.processes.port))
-    connection.request("POST", "/v1/invoke/echo", body, RAW)
-    answer = connection.getresponse()
-    with contextlib.closing(served.connect()) as other:
-        for _ in range(4):  # what is used anew is not what is still read
-            assert invoke(other, "echo", bytes(2_000_000))[0] == 200
-    assert answer.read() == body
-    connection.request("POST", "/v1/invoke/echo", body, RAW)
-    with connection.getresponse() as unread:
-        unread.read(10)
-    connection.close()  # a reader that leaves keeps nothing
-    wait_until(served.rests)
-
-
-def test_a_client_that_leaves_cancels_its_invocation(served: Served) -> None:
-    for size in (1, 100_000):
-        connection = served.connect()
-        connection.request("POST", "/v1/invoke/wait", bytes(size), RAW)
-        assert served.gate.gate.entered(LIMIT_S)
-        connection.close()
-        assert served.gate.gate.was_cancelled(LIMIT_S)
-    wait_until(served.rests)
-
-
-# --- settings and addresses ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", ["0", "-1", "many"])
-def test_bad_numbers_of_frontends_are_refused(count: str) -> None:
-    with pytest.raises(InvalidInput, match="frontends"):
-        load_settings(None, {}, {"frontends": [count]})
-    assert load_settings(None, {"DANDELION_FRONTENDS": "3"}, {}).frontends == 3
-
-
-def test_the_port_is_not_shared_with_another_program(served: Served) -> None:
-    async def second() -> None:
-        async with Node(SETTINGS) as node:
-            Supervisor(node, "127.0.0.1", served.processes.port, 2, 1)
-
-    with pytest.raises(InvalidInput, match="in use"):
-        asyncio.run(second())
-
-
-def test_limits_of_connections_are_split() -> None:
-    settings = Settings(max_connections=101, max_connections_per_peer=50)
-    share = supervisor_module._share(settings, 4)
-    assert (share.max_connections, share.max_connections_per_peer) == (26, 13)

@@ -21,10 +21,10 @@ from dandelion.node import spans as sender
 from dandelion.testing import wait_until
 from dandelion.tokens.file import write_tokens
 from tests.collector import accept, collector
+from tests.node.kserve_requests import INFER, ONE, given, request_of
 
 from .guarded import RECORDS, token
 from .kserve_served import KSERVE, KServed, kserved
-from .test_kserve_grpc import INFER, ONE, given, request_of
 from .test_spans import PARENT, SPAN, TRACE, of_name
 
 PATH = "/inference.GRPCInferenceService/"

@@ -4,109 +4,45 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import http.client
 import json
 import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from dandelion.catalog import LibraryRecord
-from dandelion.data import SetSpec
 from dandelion.documents import RegistrationDocument
 from dandelion.frontend.server import BackgroundServer
-from dandelion.node import Node, Settings
-from dandelion.testing import wait_until
-from tests.processes import children, children_of, command_of, lives
+from dandelion.node import Node
+from tests.node.large_documents import (
+    DOCUMENT,
+    JSON,
+    LARGE,
+    PACK,
+    SETTINGS,
+    Server,
+    connection,
+    filler,
+    given_server,
+    is_converter,
+    nothing_left,
+    post,
+)
+from tests.processes import children
 
-from .frontend_processes import Processes
-from .served import function
+server = pytest.fixture(scope="module", params=["in the node", "processes"])(given_server)
 
-JSON, PACK = "application/json", "application/msgpack"
-LARGE = 2_000_000
 STALL_S = 1.0
 """A generous multiple of what a health check may take beside a large document."""
-
-SETTINGS = Settings(
-    backends=("null",), arena_bytes=256 << 20, body_limit_bytes=96 << 20, items_limit=20_000
-)
-NUMBERS = SetSpec("n", "float64", (-1,))
-DOCUMENT = RegistrationDocument(
-    functions=(
-        function("echo", ("a",), ("a",)),
-        function("pair", ("left", "right"), ("left", "right")),
-        function("numbers", (NUMBERS,), (NUMBERS,)),
-    )
-)
-
-
-@dataclass
-class Server:
-    """A server and its node.
-
-    Attributes:
-        process: that serves HTTP.
-    """
-
-    node: Node
-    url: str
-    process: int
-
-
-@pytest.fixture(scope="module", params=["in the node", "processes"])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    if request.param == "processes":
-        with Processes(SETTINGS, [], 1) as processes:
-            processes.node.register(DOCUMENT)
-            (process,) = processes.supervisor.pids
-            yield Server(processes.node, f"http://127.0.0.1:{processes.port}", process)
-    else:
-        with Node(SETTINGS) as node:
-            node.register(DOCUMENT)
-            with BackgroundServer(node) as server:
-                yield Server(node, server.url, os.getpid())
 
 
 @pytest.fixture(scope="module")
 def node(server: Server) -> Node:
     return server.node
-
-
-def connection(server: Server) -> http.client.HTTPConnection:
-    return http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
-
-
-def post(
-    server: Server, path: str, body: bytes, kind: str = JSON, accept: str = ""
-) -> tuple[int, Any]:
-    with contextlib.closing(connection(server)) as c:
-        c.request("POST", path, body, {"content-type": kind, "accept": accept or kind})
-        reply = c.getresponse()
-        data = reply.read()
-    plain = msgspec.msgpack.decode(data) if data[:1] != b"{" else msgspec.json.decode(data)
-    return reply.status, plain
-
-
-def converter(server: Server) -> int:
-    """Give the process id of the converter, which runs once a document was converted."""
-    found = [p for p in children_of(server.process) if is_converter(p)]
-    assert len(found) == 1
-    return found[0]
-
-
-def is_converter(process: int) -> bool:
-    return b"dandelion.frontend.conversion" in (command_of(process) or b"")
 
 
 @contextlib.contextmanager
@@ -116,21 +52,6 @@ def started_converters() -> Iterator[set[int]]:
     started: set[int] = set()
     yield started
     started |= {p for p in children() if is_converter(p)} - before
-
-
-@contextlib.contextmanager
-def nothing_left(node: Node) -> Iterator[None]:
-    """Holds that the arena's memory comes back."""
-    before = node.info().arena.used_bytes
-    yield
-    wait_until(lambda: node.info().arena.used_bytes <= before)
-
-
-# --- the same as small ones ---------------------------------------------------------------------
-
-
-def filler(size: int = LARGE) -> str:
-    return "z" * size
 
 
 @pytest.mark.parametrize("kind", [JSON, PACK])
@@ -210,9 +131,6 @@ def test_more_parts_than_the_limit_are_refused(server: Server) -> None:
     assert (status, len(reply["sets"]["a"])) == (200, 20_000)
 
 
-# --- registration -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", [JSON, PACK])
 def test_large_documents_register(server: Server, node: Node, kind: str) -> None:
     weights, library = os.urandom(LARGE), os.urandom(3 * LARGE)
@@ -290,9 +208,6 @@ def test_a_broken_document_names_the_field(server: Server) -> None:
     assert problem["error"]["fields"]["where"].startswith("functions[")
 
 
-# --- the loop goes on -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -326,83 +241,3 @@ def test_health_checks_are_answered_beside(server: Server, path: str, body: byte
         over.set()
         probing.join()
     assert worst < max(STALL_S, (time.perf_counter() - began) / 2)
-
-
-# --- when things end ---------------------------------------------------------------------------
-
-
-def slow_body() -> bytes:
-    """Takes seconds to convert."""
-    return b'{"sets":{"n":[' + b"1.25," * 8_000_000 + b"1]}}"
-
-
-def begun(server: Server) -> tuple[socket.socket, int]:
-    """Send a large document; give its connection and the child that converts it."""
-    post(server, "/v1/invoke/echo", b'{"sets":{"a":"' + filler().encode() + b'"}}')
-    process = converter(server)
-    wait_until(lambda: not running(process))
-    host, port = server.url.removeprefix("http://").split(":")
-    client = socket.create_connection((host, int(port)))
-    body = slow_body()
-    head = f"POST /v1/invoke/numbers HTTP/1.1\r\nhost: {host}\r\ncontent-type: {JSON}\r\n"
-    client.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-    return client, wait_until(lambda: running(process))[0]
-
-
-def running(process: int) -> list[int]:
-    """List children that have not ended; they are reaped with the next document."""
-    return [child for child in children_of(process) if lives(child)]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may look and surely leave namespaces")
-def test_the_converter_has_a_network_of_its_own(server: Server) -> None:
-    body = msgspec.json.encode({"sets": {"a": "x" * LARGE}})
-    assert post(server, "/v1/invoke/echo", body)[0] == 200
-    process = converter(server)
-    if leave_namespaces_is_refused():
-        pytest.skip("this machine refuses new namespaces")
-    assert os.readlink(f"/proc/{process}/ns/net") != os.readlink("/proc/self/ns/net")
-    assert "NoNewPrivs:\t1" in Path(f"/proc/{process}/status").read_text()
-
-
-def leave_namespaces_is_refused() -> bool:
-    probe = "from dandelion.confinement.lockdown import leave_namespaces; print(leave_namespaces())"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    return done.stdout.strip() == "none"
-
-
-def test_a_client_that_leaves_ends_the_child(server: Server, node: Node) -> None:
-    with nothing_left(node):
-        client, child = begun(server)
-        process = converter(server)
-        client.close()
-        wait_until(lambda: child not in running(process))
-
-
-def test_a_child_that_dies_is_the_documents_fault(server: Server, node: Node) -> None:
-    with nothing_left(node):
-        client, child = begun(server)
-        os.kill(child, signal.SIGKILL)
-        with contextlib.closing(client):
-            assert client.recv(1000).startswith(b"HTTP/1.1 413 ")
-
-
-def test_a_converter_that_dies_is_started_again(server: Server) -> None:
-    body = b'{"sets":{"a":"' + filler().encode() + b'"}}'
-    post(server, "/v1/invoke/echo", body)
-    first = converter(server)
-    os.kill(first, signal.SIGKILL)
-    wait_until(lambda: not children_of(first))
-    assert post(server, "/v1/invoke/echo", body)[0] == 200
-    assert converter(server) != first
-
-
-def test_the_converter_ends_with_its_server() -> None:
-    with Node(SETTINGS) as other:
-        other.register(DOCUMENT)
-        before = {p for p in children() if is_converter(p)}
-        with BackgroundServer(other) as background:
-            server = Server(other, background.url, os.getpid())
-            post(server, "/v1/invoke/echo", b'{"sets":{"a":"' + filler().encode() + b'"}}')
-            (process,) = {p for p in children() if is_converter(p)} - before
-        assert not is_converter(process)

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import http.client
 import http.server
 import importlib
-import logging
-import os
-import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,25 +15,29 @@ from typing import Any
 import pytest
 
 from dandelion.documents import RegistrationDocument
-from dandelion.errors import DandelionError, InvalidInput, Overloaded
+from dandelion.errors import DandelionError, Overloaded
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
 from dandelion.node import spans as sender
 from dandelion.settings import TenantSettings
-from dandelion.testing import wait_until
 from dandelion.trace_context import TraceContext
 from tests.collector import EXPORT_LIMIT_S, accept, attributes_of, collector
+from tests.node.exported_spans import dropped, exported, exporting, until
 from tests.node.frontend_processes import Processes
-from tests.node.served import DOCUMENT, GateDriver, function
-from tests.processes import children
+from tests.node.served import GateDriver, function
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
 PARENT = f"00-{TRACE}-{SPAN}-01"
+
+
 ERROR = 2
 SERVER = 2
 process = importlib.import_module("dandelion.backends.process")
+
+
 pytestmark = pytest.mark.timeout(300)
-until = functools.partial(wait_until, limit_s=EXPORT_LIMIT_S)
 
 
 @pytest.fixture
@@ -46,37 +45,8 @@ def gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "GATHER_S", 0.01)
 
 
-@contextlib.contextmanager
-def exporting(url: str, gate: GateDriver | None = None, **settings: Any) -> Iterator[Node]:
-    """A node that exports spans; afterwards nothing of that is left."""
-    before, threads = children(), set(threading.enumerate())
-    made = Settings(
-        **{"backends": ("null",), "arena_bytes": 16 << 20, "otlp_endpoint": url, **settings}
-    )
-    with Node(made, [gate or GateDriver()]) as node:
-        node.register(DOCUMENT)
-        yield node
-    assert children() <= before
-    assert {t for t in threading.enumerate() if t.name == "dandelion-spans"} <= threads
-
-
-def dropped(node: Node) -> int:
-    spans = node.info().spans
-    assert spans is not None
-    return spans.dropped
-
-
-def exported(node: Node) -> int:
-    spans = node.info().spans
-    assert spans is not None
-    return spans.exported
-
-
 def of_name(spans: list[Any], name: str) -> list[Any]:
     return [span for span in spans if span.name == name]
-
-
-# --- what is exported ---------------------------------------------------------------------------
 
 
 def test_the_tree_of_a_composition(gathered: None) -> None:
@@ -231,9 +201,6 @@ def test_an_invocation_keeps_a_bounded_number_of_calls(
     assert attributes_of(root)["dandelion.calls_left_out"] == 2
 
 
-# --- over HTTP ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("frontends", [1, 2])
 def test_requests_and_responses_carry_the_context(gathered: None, frontends: int) -> None:
     with collector() as collected, contextlib.ExitStack() as stack:
@@ -323,177 +290,3 @@ def test_io_functions_send_the_context_of_their_call(gathered: None, exports: bo
     assert heard[1]["traceparent"] == own[13:-1]
     assert "tracestate" not in heard[1]
     assert ("traceparent" in heard[2]) == exports
-
-
-# --- collectors that fail -------------------------------------------------------------------------
-
-
-def never(handler: http.server.BaseHTTPRequestHandler) -> None:
-    handler.connection.recv(1)  # until the exporter leaves
-
-
-def garbage(handler: http.server.BaseHTTPRequestHandler) -> None:
-    handler.wfile.write(b"\x00\xff this is not HTTP\r\n\r\n" * 10)
-
-
-def refusal(handler: http.server.BaseHTTPRequestHandler) -> None:
-    handler.send_response(403, "no\x1b[31m")
-    handler.send_header("Content-Length", "0")
-    handler.end_headers()
-
-
-def endless(handler: http.server.BaseHTTPRequestHandler) -> None:
-    handler.send_response(200)
-    handler.end_headers()
-    while True:
-        handler.wfile.write(b"x" * 65536)
-
-
-@pytest.mark.parametrize("answer", [garbage, refusal, never, None])
-def test_a_collector_that_fails_is_reported_once(
-    gathered: None,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    answer: Any,
-) -> None:
-    monkeypatch.setattr(sender, "EXPORT_S", 0.3)
-    with collector() as collected, contextlib.ExitStack() as stack:
-        url = collected.url
-        if answer is None:
-            url = "http://127.0.0.1:9"
-        else:
-            collected.answer = answer
-        node = stack.enter_context(exporting(url))
-        for count in (1, 2):
-            node.invoke("echo", a=b"1")
-            until(lambda expected=2 * count: dropped(node) >= expected)
-        assert exported(node) == 0
-        assert f"dandelion_trace_spans_dropped_total {2 * 2}.0" in node.metrics().decode()
-    warnings = [r for r in caplog.records if r.name == "dandelion.traces"]
-    assert len(warnings) == 1
-    assert url in warnings[0].getMessage()
-
-
-def test_spans_are_sent_again_when_the_collector_is_back(
-    gathered: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "dandelion.traces")
-    monkeypatch.setattr(sender, "EXPORT_S", 0.3)
-    with collector() as collected, exporting(collected.url) as node:
-        collected.answer = refusal
-        node.invoke("echo", a=b"1")
-        until(lambda: dropped(node) == 2)
-        collected.answer = accept
-        while not exported(node):  # this machine may be busy for longer than an export may take
-            tried = dropped(node)
-            node.invoke("echo", a=b"1")
-            until(lambda tried=tried: exported(node) or dropped(node) > tried)  # type: ignore[misc]
-    assert [r.levelno for r in caplog.records if r.name == "dandelion.traces"] == [
-        logging.WARNING,
-        logging.INFO,
-    ]
-
-
-def test_a_response_without_end_is_given_up(
-    gathered: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sender, "ANSWER_S", 1.0)
-    monkeypatch.setattr(sender, "_FIRST_PAUSE_S", 0.01)
-    with collector() as collected, exporting(collected.url) as node:
-        collected.answer = endless
-        node.invoke("echo", a=b"1")
-        until(lambda: dropped(node) == 2)
-        monkeypatch.setattr(sender, "ANSWER_S", 60.0)  # the next process has to start first
-        collected.answer = accept
-        node.invoke("echo", a=b"1")
-        until(lambda: exported(node) == 2)
-
-
-def test_a_process_that_dies_is_started_again(
-    gathered: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sender, "_FIRST_PAUSE_S", 0.01)
-    with collector() as collected:
-        before = children()
-        with exporting(collected.url) as node:
-            node.invoke("echo", a=b"1")
-            until(lambda: exported(node) == 2)
-            (pid,) = children() - before
-            os.kill(pid, signal.SIGKILL)
-            node.invoke("echo", a=b"1")
-            until(lambda: dropped(node) == 2)
-            node.invoke("echo", a=b"1")
-            until(lambda: exported(node) == 4)
-
-
-def test_the_queue_is_bounded_and_drops_are_counted(
-    gathered: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sender, "QUEUE_SPANS", 10)
-    held, gate = threading.Event(), threading.Event()
-
-    def hold(handler: http.server.BaseHTTPRequestHandler) -> None:
-        held.set()
-        gate.wait(EXPORT_LIMIT_S)
-        accept(handler)
-
-    with collector() as collected, exporting(collected.url) as node:
-        collected.answer = hold
-        node.invoke("echo", a=b"1")
-        assert held.wait(EXPORT_LIMIT_S)
-        for _ in range(20):
-            node.invoke("echo", a=b"1")
-        assert dropped(node) == 2 * 20 - (10 - 2)
-        gate.set()
-        until(lambda: exported(node) == 10)
-    assert len(collected.spans) == 10
-
-
-@pytest.mark.parametrize("answer", [never, refusal])
-def test_closing_is_bounded(gathered: None, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
-    monkeypatch.setattr(sender, "CLOSE_S", 0.2)
-    with collector() as collected:
-        collected.answer = answer
-        with exporting(collected.url) as node:
-            node.invoke("echo", a=b"1")
-            until(lambda: collected.spans)
-            node.invoke("echo", a=b"1")
-        spans = node._parts.spans
-        assert spans is not None
-        assert spans.counts().exported + spans.counts().dropped == 4
-
-
-# --- settings -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("url", "text"),
-    [
-        ("collector:4318", "not a URL"),
-        ("ftp://collector", "not a URL"),
-        ("http://", "not a URL"),
-        ("http://a:99999", "not a URL"),
-        ("https://user:s3cret@collector", "user name"),
-    ],
-)
-def test_bad_urls_are_refused(url: str, text: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
-        Node(Settings(otlp_endpoint=url))
-    assert refused.value.where == "otlp_endpoint"
-    assert "s3cret" not in str(refused.value)
-
-
-@pytest.mark.parametrize("line", ["s3cret", "a b: s3cret", "a: s3cret\x01", ": s3cret"])
-def test_bad_headers_are_refused_without_their_values(tmp_path: Path, line: str) -> None:
-    file = tmp_path / "headers"
-    file.write_text("ok: 1\n" + line)
-    with pytest.raises(InvalidInput) as refused:
-        Node(Settings(otlp_endpoint="http://127.0.0.1", otlp_headers=str(file)))
-    assert "line 2" in str(refused.value)
-    assert "s3cret" not in str(refused.value)
-
-
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DandelionError, match=r"dandelion-engine\[otlp\]"):
-        Node(Settings(otlp_endpoint="http://127.0.0.1"))

@@ -20,7 +20,7 @@ from .snippets import Snippet, agrees, commands, snippets
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 OWN_TESTS = {
-    "docs/bson.md": "tests/node/test_bson.py",
+    "docs/bson.md": "tests/node/test_bson_registration.py",
     "docs/io-functions.md": "tests/node/test_stores.py",
     "docs/kserve.md": "tests/node/test_kserve_documents.py",
     "docs/language.md": "tests/test_specification.py",

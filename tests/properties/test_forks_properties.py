@@ -22,8 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dandelion.blueprint as bp
-
-from .test_plan_properties import INPUTS, SIZES, program, run_apart, run_plan
+from tests.properties.test_plan_layout import INPUTS, SIZES, program, run_apart, run_plan
 
 PART_NS = 100_000
 Order = Callable[[Forks], list[int]]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from dandelion.controllers.climbing import Climber, Limits
+from dandelion.controllers.throughput import Window
 from dandelion.scheduler import Flow
-from dandelion.scheduler.climbing import Climber, Limits, Window
 from dandelion.scheduler.concurrency import FIRST_WORKERS, WorkerPool
 
 

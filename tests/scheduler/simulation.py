@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from dandelion.controllers.cores import CoreDivision
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.sharding import Partitioning
@@ -57,11 +58,11 @@ from dandelion.scheduler.actions import (
     Stop,
 )
 from dandelion.scheduler.concurrency import is_extra
-from dandelion.scheduler.cores import CoreDivision, CoreSide
+from dandelion.scheduler.cores import CoreSide
 from dandelion.scheduler.engine import EnginePhase
-from dandelion.scheduler.invariants import check_invariants
 from dandelion.scheduler.policies import POLICIES
 from dandelion.scheduler.records import CallState, Flow, Presence
+from dandelion.testing.scheduler_invariants import check_invariants
 from tests.scheduler.devices import SimulatedDevices
 from tests.scheduler.random_workers import RandomPool
 from tests.scheduler.remembering_walk import RememberingWalk

@@ -20,7 +20,7 @@ from dandelion.scheduler import (
     policy_of,
 )
 from dandelion.scheduler.actions import End, Send, Start
-from dandelion.scheduler.invariants import check_invariants
+from dandelion.testing.scheduler_invariants import check_invariants
 
 MS = 1_000_000
 INPUTS = (ItemSet("x", (Item("a", 0, b"data"),)),)
@@ -175,7 +175,7 @@ def test_waits_that_are_over_are_not_kept() -> None:
     for number in range(300):
         node.submit(number)
     assert len(node.sent) == 150
-    assert len(node.scheduler.calls.sending.batches._due) <= 100
+    assert len(node.scheduler.calls.sending.batches.waits._heap) <= 100
 
 
 def test_calls_that_may_have_killed_an_engine_are_run_one_by_one() -> None:

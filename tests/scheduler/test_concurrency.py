@@ -7,11 +7,13 @@ from functools import partial
 
 import pytest
 
-from dandelion.scheduler import climbing, concurrency
-from dandelion.scheduler.climbing import Climber, Kind, Window
+from dandelion.controllers import climbing
+from dandelion.controllers.climbing import Climber
+from dandelion.controllers.throughput import Kind, Window
+from dandelion.scheduler import concurrency
 from dandelion.scheduler.concurrency import Concurrency, WorkerPool
 from dandelion.scheduler.engine import EnginePhase
-from dandelion.scheduler.invariants import check_invariants
+from dandelion.testing.scheduler_invariants import check_invariants
 from tests.scheduler.shared_device import (
     FILLING,
     MEDIUM,

@@ -13,11 +13,11 @@ from dandelion.driver import Capacity
 from dandelion.function import FunctionSpec
 from dandelion.scheduler import EngineState, Quota, Tenant, engine
 from dandelion.scheduler.engine import LARGE_CONSTANTS_BYTES, EnginePhase
-from dandelion.scheduler.invariants import check_invariants
 from dandelion.scheduler.placement import best_free
 from dandelion.scheduler.policies.fair import COPIED_BYTES_PER_NS, STICKY_NS, Fair
 from dandelion.scheduler.records import Flow
 from dandelion.scheduler.residency import Residency
+from dandelion.testing.scheduler_invariants import check_invariants
 from tests.scheduler.simulation import Simulation
 from tests.scheduler.virtual_node import MS, Caller, VirtualNode
 

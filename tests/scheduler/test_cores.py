@@ -7,19 +7,18 @@ import random
 
 import pytest
 
-from dandelion.errors import InvalidInput
-from dandelion.scheduler import Scheduler
-from dandelion.scheduler.cores import (
-    IO_CALLS,
+from dandelion.controllers.cores import (
     LOOKS,
     PAUSE_LOOKS,
     CoreController,
     CoreDivision,
-    CoreSide,
     SideLoad,
     core_division,
 )
-from dandelion.scheduler.invariants import check_invariants
+from dandelion.errors import InvalidInput
+from dandelion.scheduler import Scheduler
+from dandelion.scheduler.cores import IO_CALLS, CoreSide
+from dandelion.testing.scheduler_invariants import check_invariants
 from tests.scheduler.virtual_node import MS, Caller, VirtualNode
 
 S = 1000 * MS

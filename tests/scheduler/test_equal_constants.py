@@ -22,8 +22,8 @@ from dandelion.scheduler import (
 )
 from dandelion.scheduler.actions import Action, Fetch, Send
 from dandelion.scheduler.function_memory import FunctionMemory
-from dandelion.scheduler.invariants import check_invariants
 from dandelion.scheduler.records import Flow
+from dandelion.testing.scheduler_invariants import check_invariants
 
 UNIT = 100
 INPUTS = (ItemSet("x", (Item("a", 0, b"data"),)),)

@@ -34,7 +34,7 @@ from dandelion.scheduler import (
     policy_of,
 )
 from dandelion.scheduler.actions import Send
-from dandelion.scheduler.invariants import check_invariants
+from dandelion.testing.scheduler_invariants import check_invariants
 
 SECOND = 1_000_000_000
 RAISED = Raised("f", "ValueError: no")

@@ -24,8 +24,8 @@ from dandelion.scheduler import (
     policy_of,
 )
 from dandelion.scheduler.actions import Plan, Send
-from dandelion.scheduler.invariants import check_invariants
 from dandelion.scheduler.policies.fair import STICKY_NS
+from dandelion.testing.scheduler_invariants import check_invariants
 
 
 def a_set(size_bytes: int = 4) -> tuple[ItemSet]:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dandelion.dispatcher import Pause, Walk
+from dandelion.dispatcher import Instruction, Pause, Walk
 from dandelion.driver import InstanceSets
 from dandelion.scheduler import batches, function_memory, lines, sending
 from dandelion.scheduler.batches import Batches
@@ -15,7 +15,6 @@ from dandelion.scheduler.concurrency import Concurrency, WorkerPool
 from dandelion.scheduler.engine import EnginePhase, EngineState
 from dandelion.scheduler.function_memory import FunctionMemory
 from dandelion.scheduler.lines import Lines
-from dandelion.scheduler.pauses import Pauses
 from dandelion.scheduler.policies.ordered import Fifo
 from dandelion.scheduler.records import CallQueue, CallState, Flow, InvocationState, Tenant
 from dandelion.scheduler.residency import Residency
@@ -171,7 +170,7 @@ def engines_that_join_nothing_get_batches(patch: pytest.MonkeyPatch) -> None:
 
 
 def gathered_calls_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Batches, "due", lambda self, now_ns: [])
+    patch.setattr(Sending, "due", nothing)
 
 
 def members_of_a_failed_batch_are_lost(patch: pytest.MonkeyPatch) -> None:
@@ -247,38 +246,39 @@ def instances_are_forgotten_after_a_pause(patch: pytest.MonkeyPatch) -> None:
 
 
 def pauses_of_ended_invocations_are_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Pauses, "end_all", nothing)
-    original = Pauses.end
+    original = Scheduler._end_pause
 
-    def end(self: Pauses, invocation: InvocationState, instance: int) -> bool:
-        return not invocation.walk.done and original(self, invocation, instance)
+    def end(self: Scheduler, invocation: InvocationState, instance: int) -> None:
+        if not invocation.walk.done:
+            original(self, invocation, instance)
 
-    patch.setattr(Pauses, "end", end)
+    patch.setattr(Scheduler, "_end_pause", end)
 
 
 def pauses_are_never_discounted(patch: pytest.MonkeyPatch) -> None:
-    original = Pauses.end
+    original = Scheduler._end_pause
 
-    def end(self: Pauses, invocation: InvocationState, instance: int) -> bool:
-        ended = original(self, invocation, instance)
-        invocation.tenant.paused += ended
-        return ended
+    def end(self: Scheduler, invocation: InvocationState, instance: int) -> None:
+        original(self, invocation, instance)
+        invocation.tenant.paused += 1
 
-    patch.setattr(Pauses, "end", end)
+    patch.setattr(Scheduler, "_end_pause", end)
 
 
 def limit_of_pauses_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    original = Pauses.begin
+    original = Scheduler._refused_pause
 
-    def begin(self: Pauses, invocation: InvocationState, pause: Pause, now_ns: int) -> bool:
+    def refused(
+        self: Scheduler, invocation: InvocationState, instructions: list[Instruction], now_ns: int
+    ) -> Pause | None:
         tenant = invocation.tenant
         quota = tenant.quota
         tenant.quota = quota._replace(queue_length=1 << 30)
-        began = original(self, invocation, pause, now_ns)
+        found = original(self, invocation, instructions, now_ns)
         tenant.quota = quota
-        return began
+        return found
 
-    patch.setattr(Pauses, "begin", begin)
+    patch.setattr(Scheduler, "_refused_pause", refused)
 
 
 def refused_pauses_are_forgotten(patch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from dandelion.scheduler import (
     policy_of,
 )
 from dandelion.scheduler.actions import End, Send
-from dandelion.scheduler.invariants import check_invariants
+from dandelion.testing.scheduler_invariants import check_invariants
 
 MS = 1_000_000
 SPEC = FunctionSpec("f", (SetSpec("x"),), (SetSpec("y"),), code=(CodeObject("cpu"),), version=1)

@@ -121,7 +121,7 @@ def test_an_engine_whose_process_ended_before_it_was_ever_up_is_started_again(
         scheduler.fleet.failed(engine, error, failed_ns)
         assert engine.phase is EnginePhase.UNAVAILABLE, "calls do not wait for it"
         due_ns = failed_ns + int(UNAVAILABLE_RESTART_S * 1e9)
-        assert scheduler.fleet.next_retry_ns == (due_ns if again else None)
+        assert scheduler.fleet.restarts.next_due_ns == (due_ns if again else None)
         scheduler.tick(due_ns)
         if not again:
             assert not scheduler.take()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+from dandelion.controllers.cores import CoreDivision
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.dataflow.sharding import Partitioning
 from dandelion.dispatcher import CompositionPlan
@@ -23,9 +24,9 @@ from dandelion.scheduler import (
     policy_of,
 )
 from dandelion.scheduler.actions import End, Send
-from dandelion.scheduler.cores import CoreDivision, CoreSide
+from dandelion.scheduler.cores import CoreSide
 from dandelion.scheduler.engine import UNKNOWN_CAPACITY
-from dandelion.scheduler.invariants import check_invariants
+from dandelion.testing.scheduler_invariants import check_invariants
 from tests.scheduler.remembering_walk import RememberingWalk
 
 MS = 1_000_000

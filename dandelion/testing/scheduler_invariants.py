@@ -49,7 +49,7 @@ def _check_calls(scheduler: Scheduler) -> list[CallState]:
             assert right, f"{_name(call)} is {call.phase}, {phase}: {there}"
     for invocation in scheduler.invocations.values():
         assert not invocation.ended, f"invocation {invocation.id} has ended and is kept"
-        waits = invocation.calls or invocation.resuming or scheduler.pauses.of(invocation)
+        waits = invocation.calls or invocation.resuming or invocation.pauses
         assert waits, f"invocation {invocation.id} waits for nothing"
     return wanted
 
@@ -60,17 +60,17 @@ def _name(call: CallState) -> str:
 
 def _check_pauses(scheduler: Scheduler) -> None:
     """Pauses are those of running invocations, and counted; every instance in flight is one."""
-    pauses = scheduler.pauses
-    pauses.check()
     by_tenant: Counter[object] = Counter()
     for invocation in scheduler.invocations.values():
-        paused = pauses.of(invocation)
+        paused = len(invocation.pauses)
         by_tenant[invocation.tenant] += paused
-        calls = len(invocation.calls)
+        for instance, timer in invocation.pauses.items():
+            assert timer.value == (invocation, instance), f"{invocation.id}: a pause never ends"
         expected = invocation.walk.in_flight
         if not invocation.resuming:  # else instructions may still have to be carried out
-            assert calls + paused == expected, f"{invocation.id}: {expected} are in flight"
-    assert len(pauses) == by_tenant.total(), "pauses of invocations that ended are kept"
+            in_flight = len(invocation.calls) + paused
+            assert in_flight == expected, f"{invocation.id}: {expected} are in flight"
+    assert len(scheduler.pauses) == by_tenant.total(), "pauses of invocations that ended are kept"
     for tenant in scheduler.tenants.values():
         assert tenant.paused == by_tenant[tenant], f"{tenant.name}: {tenant.paused} pauses"
         assert tenant.paused <= tenant.quota.queue_length, f"{tenant.name}: too many pauses"

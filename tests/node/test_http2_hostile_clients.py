@@ -1,0 +1,219 @@
+"""HTTP/2 clients that mean harm."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import socket
+from collections.abc import Iterator
+
+import h2.events
+import h2.exceptions
+import msgspec
+import pytest
+from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
+from hpack import Encoder
+from hyperframe.frame import (
+    ContinuationFrame,
+    DataFrame,
+    Frame,
+    HeadersFrame,
+    PingFrame,
+    PriorityFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
+
+from dandelion.frontend import http2_limits as limits
+from dandelion.frontend.http2_limits import FrameScanner
+from tests.node.http2_server import HTTP2, Served, pseudo, serving
+
+from .http2_client import Http2Client
+
+CALM = ErrorCodes.ENHANCE_YOUR_CALM
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving() as made:
+        yield made
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[Http2Client]:
+    with served.connect() as made:
+        yield made
+
+
+def head(encoder: Encoder, stream: int, path: str, *, end: bool) -> HeadersFrame:
+    frame = HeadersFrame(stream, encoder.encode(pseudo(path)))
+    frame.flags.add("END_HEADERS")
+    if end:
+        frame.flags.add("END_STREAM")
+    return frame
+
+
+FLOODS: dict[str, Frame] = {
+    "ping": PingFrame(0, b"12345678"),
+    "settings": SettingsFrame(0, {4: 65_535}),
+    "priority": PriorityFrame(7, depends_on=1, stream_weight=5),
+    "window": WindowUpdateFrame(0, 1),
+    "unknown": DataFrame(1, b""),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_floods_of_frames_end_the_connection(served: Served, name: str) -> None:
+    frame = FLOODS[name]
+    with served.connect() as client:
+        if isinstance(frame, DataFrame):
+            client.request("/v1/invoke/echo", None)
+        data = frame.serialize() * 100
+        for _ in range(2 * limits.FRAMES_BURST // 100):
+            client.send_raw(data)
+        code, reason = client.ending()
+        assert (code, b"frames" in reason) == (CALM, True)
+    assert served.is_well()
+
+
+def test_ordinary_use_is_no_flood(served: Served) -> None:
+    with served.connect() as client:
+        for _ in range(limits.FRAMES_BURST // 2):
+            assert client.response(client.request("/v1/invoke/echo", b"x")) == (200, b"x")
+            client.h2.ping(b"12345678")
+        large = b"x" * 1_000_000
+        for _ in range(3):
+            stream = client.request("/v1/invoke/echo", None)
+            for at in range(0, len(large), 16_000):
+                piece = large[at : at + 16_000]
+                while client.h2.local_flow_control_window(stream) < len(piece):
+                    client.wait(h2.events.WindowUpdated)
+                client.h2.send_data(stream, piece, end_stream=at + 16_000 >= len(large))
+                client.flush()
+            assert client.response(stream)[1] == large
+
+
+def test_rapid_resets_end_the_connection(served: Served) -> None:
+    """CVE-2023-44487: streams that are opened and reset at once."""
+    encoder = Encoder()
+    with served.connect() as client:
+        for at in range(2 * limits.RESETS_BURST):
+            stream = 2 * at + 1
+            frames: list[Frame] = [head(encoder, stream, "/v1/invoke/wait", end=True),
+                                   RstStreamFrame(stream, ErrorCodes.CANCEL)]  # fmt: skip
+            client.send_frames([*frames, PingFrame(0, b"12345678")])
+            client.wait(h2.events.PingAckReceived)  # so that frames alone are not too many
+        assert client.ending() == (CALM, b"too many streams were reset")
+    assert served.is_well()
+
+
+def test_more_streams_than_allowed_end_the_connection(served: Served) -> None:
+    encoder = Encoder()
+    with served.connect() as client:
+        frames: list[Frame] = [
+            head(encoder, 2 * at + 1, "/v1/invoke/echo", end=False)
+            for at in range(limits.STREAMS + 1)
+        ]
+        client.send_frames(frames)
+        assert client.ending()[0] == ErrorCodes.PROTOCOL_ERROR
+    assert served.is_well()
+
+
+def test_a_head_without_end_ends_the_connection(served: Served) -> None:
+    """A flood of CONTINUATION."""
+    with served.connect() as client:
+        begin = HeadersFrame(1, Encoder().encode(pseudo("/")))
+        more = ContinuationFrame(1, Encoder().encode([("x", "y" * 100)]))
+        client.send_frames([begin])
+        for _ in range(200):
+            client.send_frames([more])
+        assert client.ending()[0] != 0
+    assert served.is_well()
+
+
+def test_a_bomb_of_headers_ends_the_connection(served: Served) -> None:
+    """One entry of the table, named many times: few bytes, a large head."""
+    encoder = Encoder()
+    large = ("x", "y" * 3000)
+    block = encoder.encode([*pseudo("/"), large])
+    block += encoder.encode([large]) * 5000
+    assert len(block) < 16_000
+    frame = HeadersFrame(1, block)
+    frame.flags |= {"END_HEADERS", "END_STREAM"}
+    with served.connect() as client:
+        client.send_frames([frame])
+        assert client.ending()[0] != 0
+    assert served.is_well()
+
+
+@pytest.mark.parametrize("extra", [b"", b"more than was said"])
+def test_a_body_of_another_length_is_an_error(served: Served, extra: bytes) -> None:
+    with served.connect() as client:
+        stream = client.request("/v1/invoke/echo", None, [("content-length", "10")])
+        data = DataFrame(stream, extra)
+        data.flags.add("END_STREAM")
+        client.send_frames([data])
+        assert client.response(stream)[0] == 0
+    assert served.is_well()
+
+
+def test_answers_that_are_not_read_do_not_pile_up(served: Served) -> None:
+    """The client sends pings and reads nothing: the node stops to read."""
+    with socket.create_connection(("127.0.0.1", served.port), timeout=5) as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.sendall(FrameScanner.PREFACE + SettingsFrame(0).serialize())
+        with contextlib.suppress(OSError):
+            for _ in range(100):
+                raw.sendall(PingFrame(0, b"12345678").serialize() * 100)
+    assert served.is_well()
+
+
+def test_rubbish_ends_its_connection_alone(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = random.Random(1)
+    encoder = Encoder()
+    for _ in range(60):
+        good = [head(encoder, 1, "/v1/invoke/echo", end=False), DataFrame(1, b"x" * 50)]
+        data = bytearray(b"".join(f.serialize() for f in [SettingsFrame(0), *good]))
+        for _ in range(rng.randrange(1, 8)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        with (
+            socket.create_connection(("127.0.0.1", served.port), timeout=20) as raw,
+            contextlib.suppress(ConnectionError),
+        ):
+            raw.sendall(FrameScanner.PREFACE + data)
+            with contextlib.suppress(OSError):  # the node has reset it already
+                raw.shutdown(socket.SHUT_WR)
+            while raw.recv(65536):
+                pass
+    assert served.is_well()
+    assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
+
+
+def test_a_large_table_of_the_client_is_not_used(served: Served) -> None:
+    with served.connect({SettingCodes.HEADER_TABLE_SIZE: 2**31}) as client:
+        for _ in range(300):
+            assert client.response(client.request("/v1/invoke/echo", b"x"))[0] == 200
+        table = client.h2.decoder.header_table
+        assert table._current_size <= limits.TABLE_BYTES
+
+
+def test_a_surplus_connection_gets_one_answer() -> None:
+    settings = msgspec.structs.replace(HTTP2, max_connections=2, max_connections_per_peer=2)
+    with serving(settings) as made, contextlib.ExitStack() as stack:
+        for _ in range(2):
+            client = stack.enter_context(made.connect())
+            client.request("/v1/invoke/wait", b"x")
+            client.h2.ping(b"12345678")
+            client.flush()
+            assert client.wait(h2.events.PingAckReceived) is not None
+        with made.connect() as client:
+            status, body = client.response(client.request("/v1/invoke/echo", b"x"))
+            assert (status, b"Crowded" in body) == (503, True)
+            assert client.wait(h2.events.ConnectionTerminated) is not None
+        with made.connect() as client:
+            assert client.response(client.request("/healthz", method="GET"))[0] == 200
