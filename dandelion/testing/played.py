@@ -73,7 +73,7 @@ class Played:
     """
 
     def __init__(self, arguments: Sequence[str], folder: Path) -> None:
-        socket_fd, arena_fd, arena_bytes, resource, _, options, *backends = arguments
+        socket_fd, _, arena_fd, arena_bytes, resource, _, options, *backends = arguments
         self.peer = socket.socket(fileno=int(socket_fd))
         self.node = request_channel(self.peer)
         self.resource, self.backends = resource or "0", backends
