@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from dandelion.data import Bytes
 from dandelion.driver import InstanceSets
@@ -30,8 +31,7 @@ INLINE_COPY_BYTES = 512 * 1024
 there, since copying one takes as long as copying a longer one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True, eq=False, gc=False):
     """The inputs of a call in the arena.
 
     Attributes:
@@ -43,8 +43,7 @@ class Placed:
     copies: Context | None
 
 
-@dataclass(slots=True, eq=False)
-class Order:
+class Order(msgspec.Struct, eq=False):
     """A call before it is sent to its process.
 
     Attributes:
