@@ -35,7 +35,7 @@ from dandelion.traces import Trace
 CallerSpan: TypeAlias = TraceContext | InvocationSpan | None
 """The span of a caller, or the invocation's own, which a frontend has begun already."""
 SLICE = 1024
-"""How many sets a walk processes before the loop runs other tasks."""
+"""How many applications a walk begins before the loop runs other tasks."""
 
 
 class Invoker:
