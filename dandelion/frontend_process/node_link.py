@@ -151,9 +151,11 @@ class NodeLink:
         self._lost(reason)
 
     def _received(self, messages: list[FromFrontend]) -> None:
-        with self._node.gathering():
-            for message in messages:
-                self._handlers[type(message)](message)
+        self._node.gather(self._handle, messages)
+
+    def _handle(self, messages: list[FromFrontend]) -> None:
+        for message in messages:
+            self._handlers[type(message)](message)
 
     # --- memory ---------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 
 from dandelion.data import ItemSet, Sets, Value
 from dandelion.documents import Named, name_of
@@ -12,6 +11,7 @@ from dandelion.driver import InstanceSets
 from dandelion.errors import Cancelled, CapacityError, DandelionError
 from dandelion.namespaces import DEFAULT_TENANT
 from dandelion.node.components import Components
+from dandelion.node.executor_answers import Arguments
 from dandelion.node.inputs import converted, positional
 from dandelion.node.invocation import Invocation, InvocationResult
 from dandelion.node.invoker import CallerSpan
@@ -199,7 +199,7 @@ class Invoking:
             name, sets, version, deadline_s, priority, tenant, trace_context: as of
                 `invoke_sets_async`.
             ended: called on the loop at the end: perhaps before this returns, but not within
-                `gathering`.
+                `gather`.
 
         Raises:
             Unknown, InvalidInput, Overloaded, CapacityError, Cancelled: it did not begin.
@@ -214,12 +214,12 @@ class Invoking:
         self._runtime.submit(invocation)
         return invocation
 
-    def gathering(self) -> AbstractContextManager[None]:
-        """Work at the end of a block on all that `begin` and `cancel` do in it; on the loop only.
+    def gather(self, caller: Callable[[*Arguments], None], *given: *Arguments) -> None:
+        """Call a function, and work at its end on all that it begins and cancels; on the loop only.
 
         For a caller that has many of them at hand: one by one, each costs a look for more work.
         """
-        return self._runtime.gathering()
+        self._runtime.gather(caller, *given)
 
     def cancel(self, invocation: Invocation, error: DandelionError) -> None:
         """End an invocation that `begin` began, on the node's own loop only."""
