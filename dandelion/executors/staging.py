@@ -144,7 +144,7 @@ class Stager:
             offsets, size_bytes: as `_located` returns them.
         """
         copies = self._arena.acquire_to_fill(size_bytes) if size_bytes else None
-        end = 0
+        end = copies_count = copied_bytes = 0
         wire: list[WireSet | None] = []
         position = iter(offsets)
         for item_set in given:
@@ -160,9 +160,11 @@ class Stager:
                     offset = copies.offset_bytes + end
                     self._transfers.fill(item.data, copies, end)
                     end += Transfers.aligned(size)
+                    copies_count += 1
+                    copied_bytes += size
                 items.append(WireItem(item.name, item.key, offset, size, item.dtype, item.shape))
             wire.append(WireSet(item_set.name, tuple(items), item_set.dtype, item_set.shape))
-        self._transfers.count_references(len(offsets) - offsets.count(None))
+        self._transfers.count(copies_count, copied_bytes, len(offsets) - copies_count)
         order.call.placed = Placed(tuple(wire), copies)
 
     @staticmethod
