@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.errors import ContextFull, InvalidInput
 from dandelion.memory import ArenaMap, HeapDomain, SharedDomain, TransferCounts, Transfers
-from dandelion.memory.context import PAGE_BYTES, address_of
+from dandelion.memory.context import PAGE_BYTES, address_of, leased_view
 from dandelion.testing import Failing, Limited, Tracked
 
 PAGE = PAGE_BYTES
@@ -134,6 +134,26 @@ def test_views_outlive_a_closed_arena() -> None:
 def a_set(name: str, *data: Bytes) -> ItemSet:
     items = tuple(Item(f"{name}{i}", i, d) for i, d in enumerate(data))
     return ItemSet(name, items, "uint8", (-1,))
+
+
+def test_a_lease_ends_once_with_the_last_of_what_is_derived_from_it() -> None:
+    ended: list[str] = []
+    memory = memoryview(bytearray(b"0123456789"))
+    view = leased_view(memory, 2, 5, lambda: ended.append("a"))
+    other = leased_view(memory, 7, 3, lambda: ended.append("b"))
+    lease = view.obj
+    assert isinstance(lease, np.ndarray)
+    derived = [lease[1:], lease.reshape(5, 1), np.asarray(view)[2:], np.frombuffer(view[3:], "u1")]
+    view[0] = ord("x")
+    assert bytes(memory) == b"01x3456789"
+    assert bytes(other) == b"789"
+    del view, lease
+    while derived:
+        assert not ended
+        assert derived.pop(0).tobytes() in (b"3456", b"x3456", b"456", b"56")
+    assert ended == ["a"]
+    del other
+    assert ended == ["a", "b"]
 
 
 def test_placing_copies_what_lies_elsewhere_and_counts() -> None:

@@ -259,10 +259,10 @@ def test_a_million_iterations_without_instances_neither_recurse_nor_block() -> N
     walk = Walk(plan(swap, plan(same)), POLICY, slice_=1000)
     assert walk.start([given]) == []
     for _ in range(20):
-        assert walk.has_pending_sets
+        assert walk.has_more
         assert walk.resume() == []
     assert isinstance(walk.cancel(Cancelled("too long"))[-1], Fail)
-    assert not walk.has_pending_sets
+    assert not walk.has_more
     assert walk.resume() == []
     fewer = parse(text.replace("1000000", "5000")).compositions[1]
     (done,) = Walk(plan(fewer, plan(same)), POLICY).start([given])
@@ -290,7 +290,7 @@ def test_slices_change_nothing(slice_: int) -> None:
     given: list[ItemSet | None] = [item_set("s0", b"x")]
     out = list(sliced.start(given))
     while not sliced.done:
-        while sliced.has_pending_sets:
+        while sliced.has_more:
             out += sliced.resume()
         run = out.pop()
         if isinstance(run, Run):

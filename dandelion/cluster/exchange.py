@@ -310,15 +310,11 @@ class Exchange:
         """Return the copy of a region; remember where the original is."""
         if not remember:
             return target.toreadonly()
-        address = address_of(target)
-        copy = (address, target.nbytes, region)
+        copy = (address_of(target), target.nbytes, region)
         insort(self._copies, copy)
-        dropped = self._dropped
-
-        def release() -> None:  # may run inside the collector: one atomic append, no lock
-            dropped.append(copy)
-
-        return leased_view(address, target.nbytes, release, target).toreadonly()
+        # It may be released inside the collector: one atomic append, no lock.
+        release = partial(self._dropped.append, copy)
+        return leased_view(target, 0, target.nbytes, release).toreadonly()
 
     def release(self, regions: Sequence[int], copied: bool = False) -> None:
         """Tell the other side that its regions are not needed, or that they were copied."""

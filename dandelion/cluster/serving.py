@@ -246,7 +246,7 @@ class InLink(ControlEnd):
                 trace=Trace(id_, known.spec.name, now_ns, tenant.name),
             )
             pure = known.spec.kind == "compute" or known.spec.idempotent
-            invocation.on_end = partial(self._ended, message.call, invocation, pure)
+            invocation.on_end = partial(self._ended, message.call, pure)
             served.invocation = invocation
             self._host.submit(invocation)
         except DandelionError as error:
@@ -272,7 +272,7 @@ class InLink(ControlEnd):
             if served.invocation is not None:
                 self._host.cancel(served.invocation, Cancelled("its caller left"))
 
-    def _ended(self, number: int, invocation: Invocation, pure: bool) -> None:
+    def _ended(self, number: int, pure: bool, invocation: Invocation) -> None:
         """A call has its outputs or its error. One that is not pure is refused only untouched."""
         if self.closed or number not in self._runs:
             return

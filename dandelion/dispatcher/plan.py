@@ -140,7 +140,7 @@ class CompositionPlan:
         outputs: ids of the output sets.
         set_count: number of set ids.
         applications: in the order of the text.
-        consumers: for each set id the applications that wait for it.
+        consumers: for each set id the applications that wait for it, the last one first.
         uses: for each set id the number of its consumers, and one more if it is an output.
         readers: for each input set the formats of the functions that take all of it unchanged.
         is_call: made for a call of one function by its name.
@@ -211,7 +211,7 @@ def compile_composition(
         outputs,
         len(ids),
         applications,
-        tuple(tuple(c) for c in consumers),
+        tuple(tuple(reversed(c)) for c in consumers),
         tuple(len(c) + (at in outputs) for at, c in enumerate(consumers)),
         tuple(_readers(set_id, applications) for set_id in range(len(composition.inputs))),
         output_forms=_output_forms(outputs, applications),

@@ -16,9 +16,9 @@ Life of an application within a frame (a frame is one run of a composition)::
 * Nested compositions run in frames of their own, one for each instance.
 * A loop is one application whose instances are made again from fed-back sets. Only the sets that
   the next iteration needs are kept.
-* Compositions may resolve sets endlessly without running a function: empty iterations, endless
-  renaming. A walk with a slice stops after this number of sets with `has_pending_sets`, until it is
-  resumed.
+* Compositions may go on endlessly without running a function: empty iterations, endless renaming.
+  A walk with a slice stops with `has_more` after it has begun this number of applications, frames
+  that it left included, until it is resumed.
 * An application of a function that was made of several (`dandelion.fusion`) is run as these, in a
   frame of their own, if a call of it fails, or if one of its sets is absent: then some of its parts
   may run and others not.
@@ -56,9 +56,6 @@ from dandelion.dispatcher.plan import ApplicationPlan, CompositionPlan, FailureP
 from dandelion.errors import ApplicationFailed, Cancelled, DandelionError, root_of
 from dandelion.failures import CAUGHT_LIMIT, MESSAGES_LIMIT, NEVER, caught_item, pause_s
 
-_FRAME_END = -1  # resolved last: all sets of the frame are known
-_NEXT_ITERATION = -2  # and below: the next iteration of application 0, 1, ... of the frame
-
 _NONE: Iterator[Instance] = iter(())
 
 WINDOW = 64
@@ -72,12 +69,12 @@ class Walk:
         plan: the invoked composition.
         policy: partitions of ``any`` shardings.
         window: how many instances of an application may be in flight at once.
-        slice_: how many sets an event resolves at most; 0 resolves all. With a slice, call `resume`
-            while `has_pending_sets`.
+        slice_: how many applications an event begins at most; 0 is no limit. With a slice, call
+            `resume` while `has_more`.
 
     Attributes:
         done: it has completed or failed.
-        has_pending_sets: it stopped after a slice, or instructions were put back.
+        has_more: it stopped after a slice, or instructions were put back.
         has_dropped: instances were cancelled while others go on, so that instructions to run them
             may be outdated; see `expects`.
         caught, retried: numbers of failures that were caught, and tried again.
@@ -89,7 +86,7 @@ class Walk:
     ) -> None:
         self.plan = plan
         self.done = False
-        self.has_pending_sets = False
+        self.has_more = False
         self.has_dropped = False
         self.caught = self.retried = self.caught_bytes = 0
         self._policy = policy
@@ -99,8 +96,9 @@ class Walk:
         self._next_instance = 0
         self._instructions: list[Instruction] = []
         self._put_back: list[Instruction] = []
-        self._pending: list[tuple[Frame, int, ItemSet | None]] = []
-        self._iterations: dict[tuple[Frame, int], Iteration] = {}
+        # Applications to begin, perhaps with their next iteration; None: the frame is to be left.
+        # The last entry is taken first.
+        self._ready: list[tuple[Frame, ApplicationPlan | None, Iteration | None]] = []
 
     @property
     def in_flight(self) -> int:
@@ -154,7 +152,7 @@ class Walk:
     def put_back(self, instructions: list[Instruction]) -> None:
         """Take instructions back that are to be carried out later; call `resume` for them."""
         self._put_back += instructions
-        self.has_pending_sets = True
+        self.has_more = True
 
     def _failed(
         self, call: InFlight, error: DandelionError, may_try_again: bool
@@ -193,9 +191,8 @@ class Walk:
         self._in_flight.clear()
         self._instructions.clear()
         self._put_back.clear()
-        self._pending.clear()
-        self.has_pending_sets = False
-        self._iterations.clear()
+        self._ready.clear()
+        self.has_more = False
         return [*instructions, Fail(error)]
 
     def held(self) -> tuple[int, int]:
@@ -211,12 +208,12 @@ class Walk:
 
     def _held_sets(self) -> Iterator[ItemSet | None]:
         """Yield all sets that are still needed, perhaps several times."""
-        in_flight, pending, iterations = self._in_flight.values(), self._pending, self._iterations
+        in_flight = self._in_flight.values()
+        iterations = [one for _, _, one in self._ready if one is not None]
         runs = {call.running: None for call in in_flight}
         frames: dict[Frame, None] = {}
         busy = [call.frame for call in in_flight]
-        busy += [frame for frame, _, _ in pending]
-        busy += [frame for frame, _ in iterations]
+        busy += [frame for frame, _, _ in self._ready]
         for frame in busy:
             while frame not in frames:
                 frames[frame] = None
@@ -230,21 +227,24 @@ class Walk:
             yield from running.sets
             yield from itertools.chain.from_iterable(running.outputs)
         caught = [running.caught for running in runs]
-        caught += [iteration.caught for iteration in iterations.values()]
+        caught += [iteration.caught for iteration in iterations]
         yield from (one.items_only() for one in caught if one is not None)
-        for sets in (*(c.inputs for c in in_flight), *(i.sets for i in iterations.values())):
+        for sets in (*(c.inputs for c in in_flight), *(i.sets for i in iterations)):
             yield from sets
-        yield from (item_set for _, _, item_set in pending)
 
     def _take(self) -> list[Instruction]:
-        """Resolve pending sets, without recursion, and return the instructions."""
-        left, pending = self._slice, self._pending
-        while pending and not self.done:
-            self._resolve(*pending.pop())
+        """Begin what is ready, without recursion, and return the instructions."""
+        left, ready = self._slice, self._ready
+        while ready and not self.done:
+            frame, plan, iteration = ready.pop()
+            if plan is None:
+                self._leave(frame)
+            else:
+                self._begin(frame, plan, iteration)
             left -= 1
             if not left:
                 break
-        self.has_pending_sets = bool(pending or self._put_back)
+        self.has_more = bool(ready or self._put_back)
         instructions = self._instructions
         self._instructions = []
         return instructions
@@ -269,29 +269,19 @@ class Walk:
             if not application.waits:
                 self._begin(frame, application)
         for set_id, item_set in enumerate(inputs):
-            self._pending.append((frame, set_id, item_set))
+            self._know(frame, set_id, item_set)
         if not plan.applications:
-            self._pending.insert(0, (frame, _FRAME_END, None))
+            self._ready.append((frame, None, None))
 
-    def _resolve(self, frame: Frame, set_id: int, item_set: ItemSet | None) -> None:
-        """Record a known set of a frame: start the applications that wait for it."""
-        if set_id < 0:
-            self._end_or_repeat(frame, set_id)
-            return
+    def _know(self, frame: Frame, set_id: int, item_set: ItemSet | None) -> None:
+        """Record a set of a frame that is known: begin what waited for nothing else."""
         if frame.uses[set_id]:
             frame.sets[set_id] = item_set
-        for index in frame.plan.consumers[set_id]:
-            frame.missing[index] -= 1
-            if not frame.missing[index]:
-                self._begin(frame, frame.plan.applications[index])
-
-    def _end_or_repeat(self, frame: Frame, event: int) -> None:
-        """Leave a frame, or start the next iteration of one of its applications."""
-        if event == _FRAME_END:
-            self._leave(frame)
-            return
-        plan = frame.plan.applications[_NEXT_ITERATION - event]
-        self._begin(frame, plan, self._iterations.pop((frame, plan.index)))
+        plan, missing = frame.plan, frame.missing
+        for index in plan.consumers[set_id]:
+            missing[index] -= 1
+            if not missing[index]:
+                self._ready.append((frame, plan.applications[index], None))
 
     def _begin(
         self, frame: Frame, plan: ApplicationPlan, iteration: Iteration | None = None
@@ -412,12 +402,12 @@ class Walk:
                 frame.sets[set_id] = None
         for produced, item_set in zip(plan.produced, outputs, strict=True):
             if produced is not None:
-                self._pending.append((frame, produced, item_set))
+                self._know(frame, produced, item_set)
         failures = plan.failures
         if failures is not None and failures.errors is not None:
-            self._pending.append((frame, failures.errors, errors_set(running.caught)))
+            self._know(frame, failures.errors, errors_set(running.caught))
         if not frame.left:
-            self._pending.insert(0, (frame, _FRAME_END, None))
+            self._ready.append((frame, None, None))
 
     def _feed(self, frame: Frame, running: Running, outputs: Instance) -> bool:
         """Schedule the next iteration; False if the loop ends here."""
@@ -429,8 +419,7 @@ class Walk:
         for parameter, output in repeat.feedback:
             sets[parameter] = outputs[output]
         next_one = Iteration(tuple(sets), running.made, running.left - 1, running.caught)
-        self._iterations[frame, plan.index] = next_one
-        self._pending.append((frame, _NEXT_ITERATION - plan.index, None))
+        self._ready.append((frame, plan, next_one))
         return True
 
     # --- failures -----------------------------------------------------------------------------
@@ -487,12 +476,7 @@ class Walk:
             if is_inside(one.frame, call):
                 del self._in_flight[instance]
                 self._instructions.append(Cancel(instance))
-        self._pending = [entry for entry in self._pending if not is_inside(entry[0], call)]
-        self._iterations = {
-            at: iteration
-            for at, iteration in self._iterations.items()
-            if not is_inside(at[0], call)
-        }
+        self._ready = [entry for entry in self._ready if not is_inside(entry[0], call)]
 
     def _leave(self, frame: Frame) -> None:
         plan, sets = frame.plan, frame.sets

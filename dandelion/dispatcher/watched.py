@@ -75,13 +75,14 @@ class WatchedWalk(Walk):
     def _merge(self, frame: Frame, running: Running) -> None:
         if frame.parent is None:
             self._top = frame
-        left, before = frame.left, len(self._pending)
+        left, plan = frame.left, running.plan
         super()._merge(frame, running)
         if frame.parent is not None or frame.left == left:
             return  # nested, or a loop that goes on
-        names = dict(zip(self.plan.outputs, self.plan.output_names, strict=True))
+        produced = {*plan.produced, None if plan.failures is None else plan.failures.errors}
         known = {}
-        for owner, set_id, item_set in self._pending[before:]:
-            if owner is frame and set_id in names and item_set is not None:
-                known[names[set_id]] = len(item_set.items), item_set.size_bytes
-        self._on_application(ApplicationEnd(running.plan.id, known))
+        for set_id, name in zip(self.plan.outputs, self.plan.output_names, strict=True):
+            item_set = frame.sets[set_id] if set_id in produced else None
+            if item_set is not None:
+                known[name] = len(item_set.items), item_set.size_bytes
+        self._on_application(ApplicationEnd(plan.id, known))

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 _LEAST_THREADS = 64
 """A smaller block counts as this many threads: a compute unit also holds limited blocks."""
 
@@ -48,8 +50,7 @@ class Resource:
     details: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True, gc=False):
     """The resources that a call will need, known before it runs.
 
     Attributes:

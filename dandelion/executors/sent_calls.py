@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from dandelion.data import Item, ItemSet
 from dandelion.engine_process.messages import WireItem, WireSet
@@ -24,8 +25,7 @@ class Watcher(Protocol):
         """Stop that."""
 
 
-@dataclass(slots=True, eq=False)
-class SentCall:
+class SentCall(msgspec.Struct, eq=False):
     """A call that the process has.
 
     Attributes:

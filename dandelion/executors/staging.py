@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from dandelion.data import Bytes
 from dandelion.driver import InstanceSets
@@ -30,8 +31,7 @@ INLINE_COPY_BYTES = 512 * 1024
 there, since copying one takes as long as copying a longer one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True, eq=False, gc=False):
     """The inputs of a call in the arena.
 
     Attributes:
@@ -43,8 +43,7 @@ class Placed:
     copies: Context | None
 
 
-@dataclass(slots=True, eq=False)
-class Order:
+class Order(msgspec.Struct, eq=False):
     """A call before it is sent to its process.
 
     Attributes:
@@ -145,7 +144,7 @@ class Stager:
             offsets, size_bytes: as `_located` returns them.
         """
         copies = self._arena.acquire_to_fill(size_bytes) if size_bytes else None
-        end = 0
+        end = copies_count = copied_bytes = 0
         wire: list[WireSet | None] = []
         position = iter(offsets)
         for item_set in given:
@@ -161,9 +160,11 @@ class Stager:
                     offset = copies.offset_bytes + end
                     self._transfers.fill(item.data, copies, end)
                     end += Transfers.aligned(size)
+                    copies_count += 1
+                    copied_bytes += size
                 items.append(WireItem(item.name, item.key, offset, size, item.dtype, item.shape))
             wire.append(WireSet(item_set.name, tuple(items), item_set.dtype, item_set.shape))
-        self._transfers.count_references(len(offsets) - offsets.count(None))
+        self._transfers.count(copies_count, copied_bytes, len(offsets) - copies_count)
         order.call.placed = Placed(tuple(wire), copies)
 
     @staticmethod

@@ -21,9 +21,10 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
+
+import msgspec
 
 from dandelion.data import Bytes
 from dandelion.errors import DandelionError, InvalidInput, nearest
@@ -64,8 +65,7 @@ ProblemWriter: TypeAlias = Callable[[DandelionError, str], "Response"]
 """Makes the response for an error; the text is the id of the invocation, or empty."""
 
 
-@dataclass(slots=True)
-class Response:
+class Response(msgspec.Struct, eq=False):
     """The response of a handler.
 
     Attributes:
@@ -83,7 +83,7 @@ class Response:
     chunks: list[Bytes]
     media_type: bytes = JSON
     status: int = 200
-    headers: list[Header] = field(default_factory=list)
+    headers: list[Header] = []
     close: bool = False
     hold: bool = False
     stream: AsyncGenerator[Bytes, None] | None = None

@@ -77,6 +77,7 @@ class Cycle:
         scope: ASGI scope.
         keep_alive: whether the connection may be used for another request.
         expects_continue: whether the client waits for a response before it sends the body.
+        body: the whole body, if it came with the head.
 
     Attributes:
         more_body: whether the body is incomplete.
@@ -101,19 +102,25 @@ class Cycle:
     )
 
     def __init__(
-        self, connection: Connection, scope: Scope, *, keep_alive: bool, expects_continue: bool
+        self,
+        connection: Connection,
+        scope: Scope,
+        *,
+        keep_alive: bool,
+        expects_continue: bool,
+        body: bytes | None = None,
     ) -> None:
         self.scope = scope
         self.keep_alive = keep_alive
         self.expects_continue = expects_continue
-        self.more_body = True
+        self.more_body = body is None
         self.disconnected = False
         self.response_started = False
         self.response_complete = False
         self._connection = connection
-        self._body: bytes | bytearray = b""  # what the application has not received
+        self._body: bytes | bytearray = body or b""  # what the application has not received
         self._event: asyncio.Event | None = None
-        self._has_news = False
+        self._has_news = not self.more_body
         self._chunked = False
         self._left_bytes: int | None = 0  # of the body of the response; None: until it is closed
 

@@ -278,10 +278,13 @@ class Protocol(FlowControl):
         if known is None:
             return False
         head, end = known
-        cycle = Cycle(self, {**head, **self._base}, keep_alive=True, expects_continue=False)
-        cycle.feed(data[end:])
-        cycle.end_body()
-        self.cycle = cycle
+        self.cycle = cycle = Cycle(
+            self,
+            {**head, **self._base},
+            keep_alive=True,
+            expects_continue=False,
+            body=data[end:],
+        )
         self._begin_cycle(cycle)
         return True
 

@@ -61,10 +61,17 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A path that was found: its routes by method, and the values of its parameters."""
+    """A path that was found.
+
+    Attributes:
+        methods: its routes, by method.
+        parameters: their values.
+        problem: makes responses for errors that do not depend on the method.
+    """
 
     methods: Mapping[str, Route]
     parameters: Mapping[str, str]
+    problem: ProblemWriter
 
     def route(self, method: str) -> Route | None:
         """Return the route of a method; None if the path does not have it."""
@@ -78,11 +85,6 @@ class Match:
     def is_public(self) -> bool:
         """Whether callers need no token."""
         return all(route.right is None for route in self.methods.values())
-
-    @property
-    def problem(self) -> ProblemWriter:
-        """Makes responses for errors that do not depend on the method."""
-        return next(iter(self.methods.values())).problem
 
 
 @dataclass(slots=True)
@@ -126,7 +128,8 @@ class RouteTable:
         methods, values = found
         if methods is self._root.rest and path.split("/")[1] in self._root.literals:
             return None
-        match = Match(methods, dict(zip(_names(next(iter(methods.values()))), values, strict=True)))
+        first = next(iter(methods.values()))
+        match = Match(methods, dict(zip(_names(first), values, strict=True)), first.problem)
         if len(path) <= _KNOWN_PATH_LIMIT:
             if len(self._known) >= _KNOWN_LIMIT:
                 self._known.clear()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -29,8 +29,8 @@ from dandelion.node import Node
 
 log = logging.getLogger("dandelion.frontend")
 
-SendResult: TypeAlias = Callable[[int, str, Sequence[str], Sequence[ItemSet | None]], None]
-"""Sends the outputs of an invocation: number, id, names, sets."""
+SendResult: TypeAlias = Callable[[int, str, Mapping[str, ItemSet | None]], None]
+"""Sends the outputs of an invocation: number, id, sets."""
 
 
 class KeptRequests:
@@ -103,8 +103,7 @@ class KeptRequests:
         except DandelionError as error:
             self._post(Failed(message.number, error.invocation, error.record()))
         else:
-            sets = outcome.sets
-            self._send_result(message.number, outcome.id, tuple(sets), tuple(sets.values()))
+            self._send_result(message.number, outcome.id, outcome.sets)
 
     def _task(self, number: int, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -56,8 +56,8 @@ class Leases(MemoryDomain):
         return self._view(number, offset_bytes, size_bytes).toreadonly()
 
     def _view(self, number: int, offset_bytes: int, size_bytes: int) -> memoryview:
-        address = self._arena.address + offset_bytes
-        return leased_view(address, size_bytes, partial(self._gone.append, number), self._arena)
+        release = partial(self._gone.append, number)
+        return leased_view(self._arena.view, offset_bytes, size_bytes, release)
 
     def find(self, data: Bytes) -> tuple[int, int] | None:
         """Give the lease that data lies in, and the offset there; None if it lies elsewhere."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -94,7 +94,7 @@ class NodeLink:
         self._queries = Queries(node)
         self._lost = lost
         self._kept: dict[int, object] = {}
-        self._running: dict[int, Invocation | None] = {}
+        self._running: dict[int, Invocation] = {}
         self._parts: dict[int, list[WireSet]] = {}
         self._waiting = KeptRequests(node, self._link_post, self._send_result)
         self._tasks: set[asyncio.Future[None]] = set()
@@ -136,8 +136,7 @@ class NodeLink:
         self._link.close()
         running, self._running = self._running, {}
         for invocation in running.values():
-            if invocation is not None:
-                self._node.cancel(invocation, Cancelled("its frontend is gone"))
+            self._node.cancel(invocation, Cancelled("its frontend is gone"))
         self._waiting.close()
         for task in self._tasks:
             task.cancel()
@@ -152,9 +151,11 @@ class NodeLink:
         self._lost(reason)
 
     def _received(self, messages: list[FromFrontend]) -> None:
-        with self._node.gathering():
-            for message in messages:
-                self._handlers[type(message)](message)
+        self._node.gather(self._handle, messages)
+
+    def _handle(self, messages: list[FromFrontend]) -> None:
+        for message in messages:
+            self._handlers[type(message)](message)
 
     # --- memory ---------------------------------------------------------------------------------
 
@@ -189,9 +190,8 @@ class NodeLink:
         number = message.number
         sets = self._sets_of(number, message.sets)
         self.invocations += 1
-        self._running[number] = None
         try:
-            invocation = self._node.begin(
+            self._running[number] = self._node.begin(
                 message.name,
                 sets,
                 version=message.version,
@@ -202,11 +202,7 @@ class NodeLink:
                 ended=partial(self._ended, number),
             )
         except DandelionError as error:
-            del self._running[number]
             self._fail(number, error.invocation, error)
-            return
-        if number in self._running:  # it has not ended yet
-            self._running[number] = invocation
 
     def _sets_of(self, number: int, wire: WireSets) -> dict[str, ItemSet | None]:
         """Give the sets that a message and its parts name."""
@@ -239,9 +235,8 @@ class NodeLink:
 
     def _ended(self, number: int, invocation: Invocation) -> None:
         """Send the result of an invocation."""
-        if number not in self._running:  # the link is closed
+        if self._running.pop(number, None) is None:  # the link is closed
             return
-        del self._running[number]
         error = invocation.error
         if error is not None:
             self._fail(number, invocation.id, error)
@@ -250,29 +245,24 @@ class NodeLink:
         if outputs is None:
             self._fail(number, invocation.id, InternalError("it ended without a result"))
             return
-        named = invocation.walk.plan.named(outputs)
-        self._send_result(number, invocation.id, tuple(named), tuple(named.values()))
+        self._send_result(number, invocation.id, invocation.walk.plan.named(outputs))
 
-    def _send_result(
-        self, number: int, id_: str, names: Sequence[str], outputs: Sequence[ItemSet | None]
-    ) -> None:
-        wire = self._wired(number, names, outputs)
+    def _send_result(self, number: int, id_: str, outputs: Mapping[str, ItemSet | None]) -> None:
+        wire = self._wired(number, outputs)
         if wire is not None:
             self._link.post(Ended(number, id_, wire))
         else:
-            self._task(self._send_in_parts(number, id_, names, outputs))
+            self._task(self._send_in_parts(number, id_, outputs))
 
     def _link_post(self, message: Answered | Failed) -> None:
         self._link.post(message)
 
-    def _wired(
-        self, number: int, names: Sequence[str], outputs: Sequence[ItemSet | None]
-    ) -> WireSets | None:
+    def _wired(self, number: int, outputs: Mapping[str, ItemSet | None]) -> WireSets | None:
         """Name outputs for one message; None if that takes longer than a message may."""
         wired = []
         count = 0
         by_place = False
-        for name, one in zip(names, outputs, strict=True):
+        for name, one in outputs.items():
             if one is None:
                 wired.append(WireSet(name))
                 continue
@@ -298,22 +288,25 @@ class NodeLink:
         return tuple(wired)
 
     async def _send_in_parts(
-        self, number: int, id_: str, names: Sequence[str], outputs: Sequence[ItemSet | None]
+        self, number: int, id_: str, outputs: Mapping[str, ItemSet | None]
     ) -> None:
         try:
-            placed = [None if one is None else await self._placed(one) for one in outputs]
+            placed = {
+                name: None if one is None else await self._placed(one)
+                for name, one in outputs.items()
+            }
         except DandelionError as error:
             self._fail(number, id_, error)
             return
         sets = []
         kept = []
-        for name, one in zip(names, placed, strict=True):
+        for name, one in placed.items():
             if one is None:
                 sets.append(WireSet(name))
                 continue
             for start in range(0, len(one.items), PART_ITEMS):
                 piece = ItemSet(name, one.items[start : start + PART_ITEMS])
-                wire = self._wired(number, (name,), (piece,))
+                wire = self._wired(number, {name: piece})
                 assert wire is not None, "it is short, and placed"
                 self._link.post(Part(number, wire[0]))
                 await asyncio.sleep(0)

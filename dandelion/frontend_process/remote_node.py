@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from dandelion.asynchronous.records import KeptRequest
 from dandelion.data import Bytes, Item, ItemSet, Sets
@@ -63,8 +64,7 @@ _THREAD_BYTES = 1024 * 1024
 """Copying more is left to a thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteOutcome:
+class RemoteOutcome(msgspec.Struct, frozen=True, eq=False):
     """The result of an invocation; see `dandelion.frontend.service.ServedResult`."""
 
     id: str

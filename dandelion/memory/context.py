@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 
 from dandelion.data import Bytes
@@ -33,40 +34,29 @@ PAGE_BYTES = 4096
 _UNLOCKED_BYTES = 256 * 1024  # copying it takes longer than reacquiring the interpreter's lock
 
 
-class Lease:
-    """Owns a piece of a domain's memory; calls `release` once, when the last view is gone.
+class Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
+    """Owns a piece of memory; calls `release` once, when the last view is gone.
 
-    It implements numpy's array interface. So an array over it keeps it alive, and so does every
-    memoryview or array that is derived from this one.
+    Every memoryview or array that is derived from it keeps it alive, and it keeps the memory.
     """
 
-    __slots__ = ("__array_interface__", "_keep", "_release")
-
-    def __init__(
-        self, address: int, size_bytes: int, release: Callable[[], None], keep: object
-    ) -> None:
-        self.__array_interface__ = {
-            "data": (address, False),
-            "shape": (size_bytes,),
-            "typestr": "|u1",
-            "version": 3,
-        }
-        self._release = release
-        self._keep = keep  # the mapping must outlive the last view, even if the domain is closed
+    release: Callable[[], object] | None = None  # of a derived array: nothing
 
     def __del__(self) -> None:
-        self._release()
+        if self.release is not None:
+            self.release()
 
 
 def leased_view(
-    address: int, size_bytes: int, release: Callable[[], None], keep: object
+    memory: memoryview, offset_bytes: int, size_bytes: int, release: Callable[[], object]
 ) -> memoryview:
-    """Make a writable view of raw memory; `release` is called when the last view is gone."""
-    return np.asarray(Lease(address, size_bytes, release, keep)).data
+    """View a part of a memory; `release` is called when the last view of this part is gone."""
+    lease = Lease((size_bytes,), _U8, memory, offset_bytes)
+    lease.release = release
+    return lease.data
 
 
-@dataclass(slots=True)
-class Context:
+class Context(msgspec.Struct, eq=False):
     """A bounded, zeroed piece of a domain's memory.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from dandelion.errors import ContextFull
-from dandelion.memory.context import Context, DomainStats, MemoryDomain, address_of, leased_view
+from dandelion.memory.context import Context, DomainStats, MemoryDomain, leased_view
 
 
 class HeapDomain(MemoryDomain):
@@ -39,9 +39,7 @@ class HeapDomain(MemoryDomain):
         except MemoryError:
             release()
             raise ContextFull(self.kind, size_bytes, 0) from None
-        return Context(
-            self, 0, size_bytes, leased_view(address_of(block), size_bytes, release, block)
-        )
+        return Context(self, 0, size_bytes, leased_view(block, 0, size_bytes, release))
 
     def _release(self, size_bytes: int) -> None:
         with self._lock:

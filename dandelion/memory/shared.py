@@ -17,6 +17,7 @@ import mmap
 import os
 import threading
 from collections import deque
+from functools import partial
 from typing import ClassVar
 
 from dandelion.data import Bytes
@@ -133,13 +134,9 @@ class SharedDomain(MemoryDomain):
         return None if start is None else self._context(start, size, size_bytes)
 
     def _context(self, start: int, size: int, size_bytes: int) -> Context:
-        returned = self._returned
-
-        def release() -> None:  # may run inside the collector: one atomic append, no lock
-            returned.append((start, size))
-
-        address = self.map.address + start
-        view = leased_view(address, size_bytes, release, self.map.view)
+        # It may be released inside the collector: one atomic append, no lock.
+        release = partial(self._returned.append, (start, size))
+        view = leased_view(self.map.view, start, size_bytes, release)
         return Context(self, start, size_bytes, view)
 
     def _take(self, size: int) -> int | None:

@@ -37,10 +37,12 @@ class Transfers:
         with self._lock:
             return replace(self._counts)
 
-    def count_references(self, items: int) -> None:
-        """Count items that are passed by reference."""
+    def count(self, copies: int, copied_bytes: int, references: int = 0) -> None:
+        """Count items that were copied, and items that are passed by reference."""
         with self._lock:
-            self._counts.references += items
+            self._counts.copies += copies
+            self._counts.copied_bytes += copied_bytes
+            self._counts.references += references
 
     @classmethod
     def aligned(cls, size_bytes: int) -> int:
@@ -51,7 +53,7 @@ class Transfers:
         """Copy `data` to an offset of a context, and zeros behind it up to the alignment.
 
         Returns:
-            A read-only view of the copy.
+            A read-only view of the copy, to be counted by the caller.
 
         Raises:
             ContextFull: it does not fit.
@@ -61,9 +63,6 @@ class Transfers:
         gap = -size % self.ALIGNMENT_BYTES
         if gap:
             destination.write(offset_bytes + size, _ZEROS[:gap])
-        with self._lock:
-            self._counts.copies += 1
-            self._counts.copied_bytes += size
         return view
 
     def join(self, pieces: Sequence[Bytes], domain: MemoryDomain) -> memoryview:
@@ -82,9 +81,7 @@ class Transfers:
         for piece, size in zip(pieces, sizes, strict=True):
             context.write(end, piece)
             end += size
-        with self._lock:
-            self._counts.copies += len(sizes)
-            self._counts.copied_bytes += total
+        self.count(len(sizes), total)
         return context.read(0, total)
 
     def place(self, sets: tuple[ItemSet | None, ...], domain: MemoryDomain) -> _Placed:
@@ -108,11 +105,11 @@ class Transfers:
                     moving.append((at, index, item))
                     total += self.aligned(size)
         context = domain.acquire_to_fill(total) if moving else None
-        self.count_references(kept)
         if context is None:
+            self.count(0, 0, kept)
             return sets
         replaced: dict[int, list[Item]] = {}
-        offset = 0
+        offset = copied_bytes = 0
         for at, index, item in moving:
             view = self.fill(item.data, context, offset)
             source = sets[at]
@@ -120,6 +117,8 @@ class Transfers:
             items = replaced.setdefault(at, list(source.items))
             items[index] = Item(item.name, item.key, view, item.dtype, item.shape)
             offset += self.aligned(view.nbytes)
+            copied_bytes += view.nbytes
+        self.count(len(moving), copied_bytes, kept)
         return tuple(
             s
             if s is None or at not in replaced

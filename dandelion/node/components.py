@@ -193,4 +193,4 @@ class Components:
 
 def _notify_caller(invocation: InvocationState) -> None:
     assert isinstance(invocation, Invocation), "the node makes them"
-    invocation.notify()
+    invocation.on_end(invocation)

@@ -32,7 +32,7 @@ class InvocationResult(msgspec.Struct, frozen=True, eq=False):
         return page(*elements_of(self.sets), self.trace.element())
 
 
-def _nothing() -> None:
+def _nothing(invocation: Invocation) -> None:
     """No caller waits for the end."""
 
 
@@ -41,7 +41,7 @@ class Invocation(InvocationState, eq=False, kw_only=True):
 
     Attributes:
         trace: what happened in it.
-        on_end: called on the loop when `ended` is set; once.
+        on_end: called with this on the loop when `ended` is set; once.
         recorder: collects its calls, if it is recorded.
         queued_ns, run_ns: sums over its calls that ended: waiting for engines, and on engines.
         calls_ended: how many these are.
@@ -49,17 +49,12 @@ class Invocation(InvocationState, eq=False, kw_only=True):
     """
 
     trace: Trace
-    on_end: Callable[[], None] = _nothing
+    on_end: Callable[[Invocation], None] = _nothing
     recorder: InvocationRecorder | None = None
     queued_ns: int = 0
     run_ns: int = 0
     calls_ended: int = 0
     printed: tuple[PrintedLine, ...] = ()
-
-    def notify(self) -> None:
-        """Call `on_end`, and keep it no longer: it may refer to this, with inputs and outputs."""
-        on_end, self.on_end = self.on_end, _nothing
-        on_end()
 
     def result(self) -> InvocationResult:
         """Give the result, once.

@@ -28,13 +28,14 @@ from dandelion.node.runtime import Runtime
 from dandelion.node.spaces import Spaces
 from dandelion.priority import check_priority
 from dandelion.recording.recorder import InvocationRecorder
+from dandelion.scheduler import Tenant
 from dandelion.trace_context import InvocationSpan, TraceContext, Tracing
 from dandelion.traces import Trace
 
 CallerSpan: TypeAlias = TraceContext | InvocationSpan | None
 """The span of a caller, or the invocation's own, which a frontend has begun already."""
 SLICE = 1024
-"""How many sets a walk processes before the loop runs other tasks."""
+"""How many applications a walk begins before the loop runs other tasks."""
 
 
 class Invoker:
@@ -75,23 +76,15 @@ class Invoker:
         self._prefix = os.urandom(6).hex()
 
     async def plan(self, name: str, version: int | None, tenant: str) -> CompositionPlan:
-        """Resolve a name. What takes long, such as compiling a plan, is done in a thread.
-
-        Raises:
-            Unknown: with the nearest name.
-        """
-        library = self._spaces.of(tenant).library
-        plan = library.known(name, version)
-        if plan is None:
-            plan = await asyncio.to_thread(library.plan, name, version)
-        return plan
+        """Resolve a name, see `Library.awaited_plan`."""
+        return await self._spaces.of(tenant).library.awaited_plan(name, version)
 
     def call(
         self,
         plan: CompositionPlan,
         inputs: InputSets,
         deadline_s: float | None,
-        tenant: str,
+        tenant: Tenant,
         priority: int,
         trace_context: CallerSpan = None,
         recorder: InvocationRecorder | None = None,
@@ -108,7 +101,7 @@ class Invoker:
             del inputs
             lock = threading.Lock()
             lock.acquire()
-            invocation.on_end = lock.release
+            invocation.on_end = lambda _: lock.release()
             try:
                 self._runtime.post(partial(self._begin, invocation))
                 lock.acquire()
@@ -124,7 +117,7 @@ class Invoker:
         plan: CompositionPlan,
         inputs: InputSets,
         deadline_s: float | None,
-        tenant: str,
+        tenant: Tenant,
         priority: int,
         trace_context: CallerSpan,
         recorder: InvocationRecorder | None,
@@ -148,7 +141,7 @@ class Invoker:
         plan: CompositionPlan,
         inputs: InputSets,
         deadline_s: float | None,
-        tenant: str,
+        tenant: Tenant,
         priority: int,
         trace_context: CallerSpan = None,
         on_wait: Callable[[], None] | None = None,
@@ -186,25 +179,6 @@ class Invoker:
             raise
         return invocation.result()
 
-    def begin(
-        self,
-        name: str,
-        sets: Mapping[str, ItemSet | None],
-        version: int | None,
-        deadline_s: float | None,
-        tenant: str,
-        priority: int,
-        ended: Callable[[Invocation], None],
-        trace_context: CallerSpan = None,
-    ) -> Invocation:
-        """Begin an invocation on the node's own loop; see `Node.begin`."""
-        plan = self._spaces.of(tenant).library.plan(name, version)
-        inputs = positional(plan, sets)
-        invocation = self.made(plan, inputs, deadline_s, tenant, priority, trace_context)
-        invocation.on_end = partial(ended, invocation)
-        self._runtime.submit(invocation)
-        return invocation
-
     def check_tenant(self, name: str) -> None:
         """Refuse a tenant that another node has named and that this one cannot have.
 
@@ -234,18 +208,19 @@ class Invoker:
             Unknown, InvalidInput, Cancelled: it cannot begin.
         """
         request = record.request
-        plan = self._spaces.of(record.tenant).library.plan(request.name, request.version)
+        space = self._spaces.of(record.tenant)
+        plan = space.library.plan(request.name, request.version)
         walk = WatchedWalk(plan, self._partitioning, SLICE, on_application)
         invocation = self.made(
             plan,
             positional(plan, sets),
             deadline_s,
-            record.tenant,
+            space.tenant,
             request.priority,
             id_=record.id,
             walk=walk,
         )
-        invocation.on_end = partial(ended, invocation)
+        invocation.on_end = ended
         return invocation, walk
 
     def made(
@@ -253,7 +228,7 @@ class Invoker:
         plan: CompositionPlan,
         inputs: InputSets,
         deadline_s: float | None,
-        tenant: str,
+        tenant: Tenant,
         priority: int,
         trace_context: CallerSpan = None,
         id_: str | None = None,
@@ -288,7 +263,7 @@ class Invoker:
         now_ns = time.monotonic_ns()
         return Invocation(
             number,
-            self._spaces.of(tenant).tenant,
+            tenant,
             Walk(plan, self._partitioning, slice_=SLICE) if walk is None else walk,
             inputs,
             now_ns + int(deadline_s * 1e9),
@@ -296,7 +271,7 @@ class Invoker:
             sum([s.size_bytes for s in inputs if s is not None]),
             priority,
             span=span,
-            trace=Trace(number, plan.name, now_ns, tenant),
+            trace=Trace(number, plan.name, now_ns, tenant.name),
         )
 
     def _begin(self, invocation: Invocation) -> None:
@@ -306,7 +281,7 @@ class Invoker:
         except DandelionError as error:
             invocation.error = error.with_traceback(None)
             invocation.ended = True
-            invocation.notify()
+            invocation.on_end(invocation)
 
     def _interrupt(self, invocation: Invocation) -> None:
         """End an invocation whose caller was interrupted, if it began; on the loop."""
@@ -314,10 +289,12 @@ class Invoker:
             self._runtime.cancel(invocation, Cancelled("its caller was interrupted"))
 
 
-def _resolve(future: asyncio.Future[None]) -> None:
+def _resolve(future: asyncio.Future[None], _: Invocation) -> None:
     if not future.done():
         future.set_result(None)
 
 
-def _resolve_on(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
-    loop.call_soon_threadsafe(_resolve, future)
+def _resolve_on(
+    loop: asyncio.AbstractEventLoop, future: asyncio.Future[None], invocation: Invocation
+) -> None:
+    loop.call_soon_threadsafe(_resolve, future, invocation)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 
 from dandelion.data import ItemSet, Sets, Value
 from dandelion.documents import Named, name_of
@@ -12,6 +11,7 @@ from dandelion.driver import InstanceSets
 from dandelion.errors import Cancelled, CapacityError, DandelionError
 from dandelion.namespaces import DEFAULT_TENANT
 from dandelion.node.components import Components
+from dandelion.node.executor_answers import Arguments
 from dandelion.node.inputs import converted, positional
 from dandelion.node.invocation import Invocation, InvocationResult
 from dandelion.node.invoker import CallerSpan
@@ -61,10 +61,11 @@ class Invoking:
             ApplicationFailed, FunctionError: a function failed.
             DeadlineExceeded, Overloaded, CapacityError, NoEngine: not now, or not here.
         """
-        plan = self._spaces.of(tenant).library.plan(name_of(name), version)
+        space = self._spaces.of(tenant)
+        plan = space.library.plan(name_of(name), version)
         inputs = positional(plan, converted(plan, sets))
-        trace_context = trace_context or current_context()
-        return self._invoker.call(plan, inputs, deadline_s, tenant, priority, trace_context).sets
+        span = trace_context or current_context()
+        return self._invoker.call(plan, inputs, deadline_s, space.tenant, priority, span).sets
 
     async def invoke_async(
         self,
@@ -79,11 +80,12 @@ class Invoking:
         **sets: Value,
     ) -> Sets:
         """Invoke as `invoke` does, from any event loop; cancelling it cancels the invocation."""
-        plan = await self._invoker.plan(name_of(name), version, tenant)
+        space = self._spaces.of(tenant)
+        plan = await space.library.awaited_plan(name_of(name), version)
         inputs = positional(plan, converted(plan, sets))
-        trace_context = trace_context or current_context()
+        span = trace_context or current_context()
         result = await self._invoker.await_result(
-            plan, inputs, deadline_s, tenant, priority, trace_context
+            plan, inputs, deadline_s, space.tenant, priority, span
         )
         return result.sets
 
@@ -99,10 +101,11 @@ class Invoking:
         trace_context: CallerSpan = None,
     ) -> InvocationResult:
         """Invoke with sets; gives the result with its trace. Raises as `invoke`."""
-        plan = self._spaces.of(tenant).library.plan(name_of(name), version)
+        space = self._spaces.of(tenant)
+        plan = space.library.plan(name_of(name), version)
         inputs = positional(plan, sets)
-        trace_context = trace_context or current_context()
-        return self._invoker.call(plan, inputs, deadline_s, tenant, priority, trace_context)
+        span = trace_context or current_context()
+        return self._invoker.call(plan, inputs, deadline_s, space.tenant, priority, span)
 
     async def invoke_sets_async(
         self,
@@ -125,10 +128,11 @@ class Invoking:
                 been started in one.
             on_wait: called if the result is not there at once, before this waits for it.
         """
-        plan = await self._invoker.plan(name, version, tenant)
+        space = self._spaces.of(tenant)
+        plan = await space.library.awaited_plan(name, version)
         inputs = positional(plan, sets)
         return await self._invoker.await_result(
-            plan, inputs, deadline_s, tenant, priority, trace_context, on_wait
+            plan, inputs, deadline_s, space.tenant, priority, trace_context, on_wait
         )
 
     def record(
@@ -166,7 +170,9 @@ class Invoking:
         started_ns = time.monotonic_ns()
         answer: InstanceSets | DandelionError
         try:
-            result = self._invoker.call(plan, inputs, deadline_s, tenant, 0, recorder=recorder)
+            result = self._invoker.call(
+                plan, inputs, deadline_s, space.tenant, 0, recorder=recorder
+            )
             id_, answer = result.id, tuple(result.sets.values())
         except DandelionError as error:
             if not error.invocation or isinstance(error, CapacityError | Cancelled):
@@ -192,21 +198,28 @@ class Invoking:
         Args:
             name, sets, version, deadline_s, priority, tenant, trace_context: as of
                 `invoke_sets_async`.
-            ended: called on the loop at the end, perhaps before this returns.
+            ended: called on the loop at the end: perhaps before this returns, but not within
+                `gather`.
 
         Raises:
             Unknown, InvalidInput, Overloaded, CapacityError, Cancelled: it did not begin.
         """
-        return self._invoker.begin(
-            name, sets, version, deadline_s, tenant, priority, ended, trace_context
+        space = self._spaces.of(tenant)
+        plan = space.library.plan(name, version)
+        inputs = positional(plan, sets)
+        invocation = self._invoker.made(
+            plan, inputs, deadline_s, space.tenant, priority, trace_context
         )
+        invocation.on_end = ended
+        self._runtime.submit(invocation)
+        return invocation
 
-    def gathering(self) -> AbstractContextManager[None]:
-        """Work at the end of a block on all that `begin` and `cancel` do in it; on the loop only.
+    def gather(self, caller: Callable[[*Arguments], None], *given: *Arguments) -> None:
+        """Call a function, and work at its end on all that it begins and cancels; on the loop only.
 
         For a caller that has many of them at hand: one by one, each costs a look for more work.
         """
-        return self._runtime.gathering()
+        self._runtime.gather(caller, *given)
 
     def cancel(self, invocation: Invocation, error: DandelionError) -> None:
         """End an invocation that `begin` began, on the node's own loop only."""

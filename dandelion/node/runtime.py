@@ -14,11 +14,10 @@ go on.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Set
 from functools import partial
 
 from dandelion.errors import DandelionError, DeadlineExceeded
@@ -139,13 +138,12 @@ class Runtime:
         if self._spin_until_ns:
             self._spin()
 
-    @contextlib.contextmanager
-    def gathering(self) -> Iterator[None]:
-        """Work once, at the end of the block, on all invocations that begin and end in it."""
-        assert not self.poll.gathering, "blocks are not nested"
+    def gather(self, caller: Callable[[*Arguments], None], *given: *Arguments) -> None:
+        """Call what begins and ends many invocations; work once, at its end, on all of them."""
+        assert not self.poll.gathering, "such calls are not nested"
         self.poll.gathering = True
         try:
-            yield
+            caller(*given)
         finally:
             self.poll.gathering = False
             self.work()

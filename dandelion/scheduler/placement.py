@@ -27,6 +27,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from dandelion.driver import Demand
 from dandelion.errors import DandelionError, DeviceFull, NoEngine
 from dandelion.scheduler.engine import LARGE_CONSTANTS_BYTES, EnginePhase, EngineState
@@ -35,8 +37,7 @@ from dandelion.scheduler.records import Flow, Lane
 _KNOWN_NEEDS = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(msgspec.Struct, frozen=True, gc=False):
     """The requirements of a call.
 
     Attributes:

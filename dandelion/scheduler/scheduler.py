@@ -291,7 +291,7 @@ class Scheduler:
                 self._end_pause(invocation, instruction.instance)
             elif (call := invocation.calls.get(instruction.instance)) is not None:
                 self.calls.cancel(call, now_ns)
-        if walk.has_pending_sets and not invocation.resuming and not invocation.ended:
+        if walk.has_more and not invocation.resuming and not invocation.ended:
             invocation.resuming = True
             self._turns.append(invocation)
 

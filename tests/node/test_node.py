@@ -29,6 +29,7 @@ from dandelion.errors import (
 )
 from dandelion.function import FunctionSpec
 from dandelion.node import Node, Settings
+from dandelion.node.invocation import Invocation
 from dandelion.set_values import item_set
 from dandelion.testing import Failures, echo
 from tests.node.served import GateDriver
@@ -356,29 +357,38 @@ def test_results_are_kept_by_content_for_functions_that_opt_in() -> None:
         assert node.info().cache.bytes == 0
 
 
-def test_what_begins_together_runs_at_the_end_of_the_block() -> None:
+def test_what_begins_together_runs_at_the_end_of_the_call() -> None:
     ended: list[str] = []
+    begun: list[Invocation] = []
 
     async def begin_three() -> None:
         async with Node(Settings(backends=("null",))) as node:
             await asyncio.to_thread(node.register, DOCUMENT_OF_F)
             inputs = {"a": item_set("a", b"x")}
-            with node.gathering():
-                first = node.begin("F", inputs, ended=lambda one: ended.append(one.id))
-                gone = node.begin("F", inputs, ended=lambda one: ended.append(one.id))
+
+            def begin() -> Invocation:
+                return node.begin("F", inputs, ended=lambda one: ended.append(one.id))
+
+            def begin_two() -> None:
+                begun.extend((begin(), begin()))
                 with pytest.raises(Unknown):
                     node.begin("G", inputs, ended=lambda one: ended.append(one.id))
-                node.cancel(gone, Cancelled("it left"))
+                node.cancel(begun[1], Cancelled("it left"))
                 assert not ended
-                assert not first.ended
+                assert not begun[0].ended
+
+            def begin_and_fail(error: Exception) -> None:
+                begin()
+                raise error
+
+            node.gather(begin_two)
+            first, gone = begun
             assert ended == [gone.id, first.id]
             assert first.error is None
             assert isinstance(gone.error, Cancelled)
-            with pytest.raises(ZeroDivisionError), node.gathering():  # what began runs all the same
-                node.begin("F", inputs, ended=lambda one: ended.append(one.id))
-                raise ZeroDivisionError
+            with pytest.raises(ZeroDivisionError):  # what began runs all the same
+                node.gather(begin_and_fail, ZeroDivisionError())
             assert len(ended) == 3
-            alone = node.begin("F", inputs, ended=lambda one: ended.append(one.id))
-            assert ended[-1] == alone.id
+            assert begin().id == ended[-1]
 
     asyncio.run(begin_three())

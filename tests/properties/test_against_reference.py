@@ -243,12 +243,12 @@ def walk(
     state = Walk(plan, policy, source.choice((1, 3, 64)), source.choice((0, 0, 1, 4)))
     out = list(state.start(inputs))
     while True:
-        while state.has_pending_sets and (not out or source.random() < 0.5):
+        while state.has_more and (not out or source.random() < 0.5):
             out = after(out, state.resume())
         instruction = out.pop(source.randrange(len(out)))
         if isinstance(instruction, Complete):
-            assert not out
-            assert not state.has_pending_sets
+            assert not any(state.expects(one.instance) for one in out if isinstance(one, Run))
+            assert not state.has_more or state.has_dropped  # what cancels others was put back
             assert not state.in_flight
             return [triples(s) for s in instruction.outputs]
         if isinstance(instruction, Fail):
