@@ -27,10 +27,15 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Have a job done after all earlier ones. For one thread at a time."""
+        """Have a job done after all earlier ones. For one thread at a time.
+
+        Raises:
+            RuntimeError: the system has no thread left; the next call tries it again.
+        """
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            thread.start()
+            self._thread = thread
         self._jobs.put(job)
 
     def _serve(self) -> None:
