@@ -46,8 +46,14 @@ class Worker:
                 log.exception("%s: a job failed", self._name)
             del job  # the next wait must not keep the last call's memory
 
-    def close(self) -> None:
-        """Wait until all jobs are done, and end the thread."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join()
+    def close(self, last: Callable[[], None] = lambda: None) -> None:
+        """Wait until all jobs are done and this last one, and end the thread.
+
+        Without a thread, the last job is done here.
+        """
+        if self._thread is None or not self._thread.is_alive():
+            last()
+            return
+        self._jobs.put(last)
+        self._jobs.put(None)
+        self._thread.join()
