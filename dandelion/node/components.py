@@ -182,8 +182,8 @@ class Components:
             raise Cancelled("the node is closed")
 
     def ask(self, question: Callable[[], T]) -> T:
-        """Call a function on the loop if the node runs, else here; from any thread."""
-        return self.loop.call(question) if self.running else question()
+        """Call a function on the loop while there is one, else here; from any thread."""
+        return self.loop.call(question)
 
     def forget(self, tenant: Tenant, name: str, versions: Sequence[int]) -> None:
         """Forget versions of a function that are no longer registered; on the loop."""
