@@ -93,6 +93,8 @@ class _Adapted:
 
     def __init__(self, cu: Any) -> None:
         self._cu = cu
+        kinds = cu.CUmemAllocationHandleType
+        self._descriptor = kinds.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         flags = cu.CUmemAccess_flags
         self._protections = {
             Protection.NONE: flags.CU_MEM_ACCESS_FLAGS_PROT_NONE,
@@ -142,8 +144,17 @@ class _Adapted:
         smallest = kinds.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         return self._cu.cuMemGetAllocationGranularity(self._memory_of(ordinal), smallest)
 
-    def create(self, size: int, ordinal: int) -> Any:
-        return self._cu.cuMemCreate(size, self._memory_of(ordinal), 0)
+    def create(self, size: int, ordinal: int, exports: bool) -> Any:
+        wanted = self._memory_of(ordinal)
+        if exports:
+            wanted.requestedHandleTypes = self._descriptor
+        return self._cu.cuMemCreate(size, wanted, 0)
+
+    def exported(self, memory: Any) -> Any:
+        return self._cu.cuMemExportToShareableHandle(memory, self._descriptor, 0)
+
+    def imported(self, descriptor: int) -> Any:
+        return self._cu.cuMemImportFromShareableHandle(descriptor, self._descriptor)
 
     def _memory_of(self, ordinal: int) -> Any:
         wanted = self._cu.CUmemAllocationProp()
@@ -174,6 +185,7 @@ def _attributes(cu: Any) -> Attributes:
         shared_bytes=device.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK,
         shared_most_bytes=device.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
         virtual_memory=device.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+        exports_memory=device.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
         kernel_threads=kernel.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
         kernel_shared_bytes=kernel.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
         kernel_dynamic_bytes=kernel.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
@@ -215,6 +227,8 @@ def _calls(cu: Any) -> Calls:
         map=lambda address, size, memory: cu.cuMemMap(address, size, 0, memory, 0),
         unmap=cu.cuMemUnmap,
         protect=adapted.protect,
+        exported=adapted.exported,
+        imported=adapted.imported,
         load_module=adapted.load_module,
         unload_module=cu.cuModuleUnload,
         get_kernel=cu.cuModuleGetFunction,

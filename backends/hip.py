@@ -120,7 +120,7 @@ class _Adapted:
         smallest = kinds.hipMemAllocationGranularityMinimum
         return self._hip.hipMemGetAllocationGranularity(self._memory_of(ordinal), smallest)
 
-    def create(self, size: int, ordinal: int) -> Any:
+    def create(self, size: int, ordinal: int, _exports: bool) -> Any:
         return self._hip.hipMemCreate(size, self._memory_of(ordinal), 0)
 
     def _memory_of(self, ordinal: int) -> Any:

@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
-from dandelion.errors import BackendUnavailable, Unknown
+from dandelion.errors import BackendUnavailable, InvalidInput, Unknown
 
 from . import experiments
 from .machine import BenchDevices, commit, machine, machine_name
-from .records import ExperimentResult, Findings, Skip, save_result
+from .records import ExperimentResult, Findings, Skip, read_results, save_result
 
 T = TypeVar("T")
 
@@ -237,3 +237,24 @@ def default_folder(*, quick: bool) -> Path:
     if not quick and (CHECKOUT_RESULTS.parent.parent / "pyproject.toml").exists():
         return CHECKOUT_RESULTS
     return LOOSE_RESULTS
+
+
+def latest_results() -> tuple[list[ExperimentResult], Path, dict[Path, int]]:
+    """Read the folder of `default_folder` that has the newest result: that of the last run.
+
+    Returns:
+        Its results, its path, and the numbers of results in other default folders.
+
+    Raises:
+        InvalidInput: no folder has results, or a file cannot be read.
+    """
+    folders = dict.fromkeys(default_folder(quick=quick) for quick in (False, True))
+    found = {folder: read_results(folder) for folder in folders if any(folder.glob("*.json"))}
+    if not found:
+        message = "there are no results of experiments"
+        raise InvalidInput(
+            " or ".join(map(str, folders)), message, "begin with 'dandelion bench run --quick'"
+        )
+    latest = max(found, key=lambda folder: max(result.date for result in found[folder]))
+    others = {folder: len(results) for folder, results in found.items() if folder != latest}
+    return found[latest], latest, others

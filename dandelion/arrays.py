@@ -191,6 +191,31 @@ def of_numbers(where: str, value: object, dtype: np.dtype[Any]) -> Array:
     return converted(where, made, dtype)
 
 
+def exact_integers(where: str, value: object, made: Array, dtype: np.dtype[Any]) -> Array:
+    """Make an array of integers of Python's numbers, of which numpy made floats or objects.
+
+    Args:
+        where: of the value, for the error.
+        value: numbers in lists of any depth.
+        made: what numpy makes of them.
+        dtype: of integers.
+
+    Returns:
+        `made`, if all of its numbers are small enough to be exact.
+
+    Raises:
+        InvalidInput: a number is not an integer of the dtype.
+    """
+    if made.dtype.kind == "f" and (np.abs(made) < _EXACT).all():
+        return made
+    exact = np.asarray(value, dtype=object)
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    for number in exact.flat:
+        if not (low <= number <= high and number == int(number)):
+            raise InvalidInput(where, f"{number} does not fit {dtype}")
+    return exact.astype(dtype)
+
+
 def _are_equal(array: Array, exact: Array) -> bool:
     """Compare with Python's numbers, without rounding any."""
     found = array.astype(object)

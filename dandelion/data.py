@@ -66,6 +66,19 @@ class SetSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     optional: bool = False
 
 
+def text_data(where: str, text: str) -> bytes:
+    """Return a text in UTF-8.
+
+    Raises:
+        InvalidInput: it is not valid Unicode, such as half of a pair of surrogates.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        message = f"the text {text[:40]!a} is not valid Unicode"
+        raise InvalidInput(where, message, "give bytes: text.encode(errors=...)") from None
+
+
 class Item(msgspec.Struct, frozen=True, gc=False):  # no cycles, so no garbage collection
     """One immutable value: a name, a key and its bytes.
 
@@ -94,11 +107,12 @@ class Item(msgspec.Struct, frozen=True, gc=False):  # no cycles, so no garbage c
             key: a number, or a text, see `text_key`.
 
         Raises:
-            InvalidInput: the elements are neither numbers nor booleans.
+            InvalidInput: the elements are neither numbers nor booleans, or a text is not valid
+                Unicode.
         """
         number = text_key(key) if isinstance(key, str) else key
         if isinstance(value, str | bytes | Mapping | None):
-            data = value.encode() if isinstance(value, str) else value
+            data = text_data(f"item '{name}'", value) if isinstance(value, str) else value
             return cls(name, number, data if isinstance(data, bytes) else json_bytes(data))
         made = np.asarray(value)
         dtype = arrays.name_of(made.dtype)

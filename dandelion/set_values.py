@@ -22,6 +22,7 @@ from dandelion.data import (
     Origin,
     SetSpec,
     Value,
+    text_data,
 )
 from dandelion.errors import InvalidInput
 from dandelion.json_values import json_bytes, text_key
@@ -201,7 +202,7 @@ def _item(where: str, name: str, key: int, value: Value, spec: SetSpec | None) -
     if isinstance(value, bytes):
         return Item(name, key, value)
     if isinstance(value, str):
-        return Item(name, key, value.encode())
+        return Item(name, key, text_data(where, value))
     if isinstance(value, np.ndarray | np.generic):
         return _array(where, name, key, np.asarray(value), spec)
     if isinstance(value, bytearray | memoryview):

@@ -19,6 +19,9 @@ delete a blob that it will refer to.
 
 Reads of records come from memory; only blobs are read from the disk.
 
+A folder that was edited or copied in part may lack what its records need. Opening it succeeds,
+since everything else works, and a warning names what is missing (see `missing`).
+
 Only ``catalog.sqlite`` records which blobs are in use. If it is missing or empty while there are
 blobs, it was lost, and opening is refused (`CatalogLost`), so that no blob is deleted because of an
 empty file. A store that was killed at its creation has no blobs yet.
@@ -28,6 +31,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
@@ -42,6 +46,7 @@ from dandelion.catalog import (
     CatalogState,
     MemoryCatalog,
     Record,
+    Slot,
     kind_of,
     used_blobs,
 )
@@ -57,11 +62,16 @@ from dandelion.function import Digest
 
 from .blob_folder import BlobFolder, blob_files, flush_folder, is_digest
 from .disk_errors import reported
+from .missing import missing
 from .sqlite_invocations import open_invocations as open_invocations
 
 SCHEMA = 1
 BUSY_S = 5.0
 """Timeout for a lock of another program, such as one that copies the database."""
+NAMED_LIMIT = 8
+"""So many of the things that a folder lacks are named in the log when it is opened."""
+
+log = logging.getLogger("dandelion.registry")
 
 _CREATE = f"""
 BEGIN IMMEDIATE;
@@ -119,8 +129,9 @@ class SqliteCatalog(MemoryCatalog):
                 opened.callback(os.close, self._lock_fd)
                 self._db = _connect(folder / self.FILE)
                 opened.callback(self._db.close)
-                self._load()
+                counted = self._load()
                 self._files = BlobFolder(folder, self._references.__contains__)
+                self._warn_of_missing(counted)
             self._opened = opened.pop_all()
 
     def close(self) -> None:
@@ -212,7 +223,9 @@ class SqliteCatalog(MemoryCatalog):
                         self._db.execute("ROLLBACK")
                 raise
 
-    def _load(self) -> None:
+    def _load(self) -> dict[Slot, int]:
+        """Read all records; return the newest version that was ever given of each name."""
+        counted: dict[Slot, int] = {}
         try:
             found = self._db.execute("SELECT generation FROM state").fetchone()
             (self.generation,) = msgspec.convert(found, tuple[_Count])
@@ -220,9 +233,25 @@ class SqliteCatalog(MemoryCatalog):
                 self._insert(_record(*msgspec.convert(row, tuple[str, str, _Count, bytes])))
             for row in self._db.execute("SELECT kind, name, newest FROM versions"):
                 kind, name, newest = msgspec.convert(row, tuple[str, str, _Count])
-                self._next[kind, name] = max(newest, self._next.get((kind, name), 0))
+                counted[kind, name] = newest
+            for slot, newest in counted.items():
+                self._next[slot] = max(newest, self._next.get(slot, 0))
         except msgspec.MsgspecError as error:
             raise CatalogCorrupt(str(self._folder / self.FILE), str(error)) from None
+        return counted
+
+    def _warn_of_missing(self, counted: dict[Slot, int]) -> None:
+        records = [r for versions in self._records.values() for r in versions.values()]
+        found = list(missing(records, counted, self._files.__contains__))
+        if not found:
+            return
+        more = len(found) - NAMED_LIMIT
+        named = "; ".join(found[:NAMED_LIMIT]) + (f"; and {more} more" if more > 0 else "")
+        log.warning(
+            "the catalogue in %s is not whole: %s. Restore a copy, or register these again",
+            self._folder,
+            named,
+        )
 
 
 def _record(kind: str, name: str, version: int, body: bytes) -> Record:

@@ -10,7 +10,8 @@ no other process uses these files.
     open:   check the database -> delete files that no row refers to
 
 A write is there completely or not at all, also after SIGKILL or loss of power at any point: files
-count only once a row refers to them. Steps of many invocations are one commit. The database uses a
+count only once a row refers to them. If the database is missing or empty while there are files, it
+was lost, and opening is refused. Steps of many invocations are one commit. The database uses a
 write-ahead log, which costs one flush for a commit; it is part of the database, so copy both while
 no node runs.
 
@@ -241,6 +242,8 @@ def _described(path: Path) -> Iterator[None]:
 def _connect(path: Path) -> sqlite3.Connection:
     if path.is_dir():
         raise CatalogCorrupt(str(path), "it is a folder, not a file")
+    if not path.exists() or not path.stat().st_size:
+        _check_new(path, "it is empty" if path.exists() else "it is missing")
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # the log gets the same mode
     db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:
@@ -249,6 +252,19 @@ def _connect(path: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _check_new(path: Path, state: str) -> None:
+    """Refuse to begin a new store where there was one; its files would be deleted.
+
+    Raises:
+        CatalogCorrupt: the folder of large inputs and results has files.
+    """
+    folder = path.with_name(path.stem)
+    count = sum(1 for _ in folder.iterdir())
+    if count:
+        message = f"{state}, but {folder} has {count} {'file' if count == 1 else 'files'}"
+        raise CatalogCorrupt(str(path), message)
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:

@@ -199,6 +199,51 @@ def test_invocations_that_go_wrong(
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        "invoke BAD a=x",
+        "invoke echo BAD=x",
+        "invoke echo BAD:=1",
+        "invoke echo a=x --token @FILE",
+        "submit BAD a=x",
+        "describe BAD",
+        "rm BAD",
+        "trace BAD",
+        "result BAD",
+        "cancel BAD",
+        "logs --function BAD",
+        "invocations --after BAD",
+        "capacity BAD",
+    ],
+)
+def test_what_is_not_unicode_is_refused(remote: Command, tmp_path: Path, arguments: str) -> None:
+    (tmp_path / "token").write_bytes(b"\xff")
+    text = arguments.replace("BAD", "\udcff").replace("FILE", str(tmp_path / "token"))
+    code, _, error = remote(*text.split())
+    assert code == 1
+    assert error.startswith("dandelion: ")
+
+
+def test_integers_are_shown_with_all_digits(remote: Command) -> None:
+    numbers = 'm:={"numbers": [1234567, -9007199254740993], "dtype": "int64"}'
+    shown = remote("invoke", "echo", numbers.replace("m:=", "a:="))[1]
+    assert "int64[2]: 1234567, -9007199254740993" in shown
+
+
+def test_output_that_cannot_have_all_characters(url: str) -> None:
+    command = [sys.executable, "-m", "dandelion", "invoke", "echo", "a=\u20ac", "--url", url]
+    found = subprocess.run(
+        command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    assert rb"\u20ac" in found.stdout
+    closed = subprocess.run(  # standard input and output are closed
+        ["sh", "-c", 'exec "$@" <&- >&-', "sh", *command], stderr=subprocess.PIPE, check=False
+    )
+    assert (closed.returncode, closed.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
     "order",
     [
         "--deadline 5 --set right pair left=L right=R",

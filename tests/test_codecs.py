@@ -388,6 +388,42 @@ def test_json_reply() -> None:
     assert reply["types"]["f"] == {"dtype": "float32", "shape": [-1, 2]}
 
 
+LARGE = {
+    "uint64": [[2**63 + 1, 5], [2**64 - 1, 0], [2**53 + 1, 1.0], [[2**63 + 1], [0]]],
+    "int64": [[2**53 + 1, 1.0], [-(2**63), 2**53 + 1, 2.0]],
+}
+UNFIT = {
+    "uint64": [[2**63, -1], [2**64 - 1, 0.5], [1e300], [2.0**64]],
+    "int64": [[2**63, 1], [-(2**63) - 1, 1.0], [2**53 + 1, 1.5], [2**64]],
+    "float32": [[10**39], [10**400, 1]],
+}
+
+
+@pytest.mark.parametrize("read", [from_json, from_msgpack])
+@pytest.mark.parametrize(("dtype", "numbers"), [(d, v) for d, vs in LARGE.items() for v in vs])
+def test_large_integers_keep_their_value(read: Decode, dtype: str, numbers: list[Any]) -> None:
+    specs = {"a": SetSpec("a", dtype)}
+    given: list[Any] = [numbers, {"numbers": numbers}, {"numbers": numbers, "dtype": dtype}]
+    for value in given:
+        made = read({"a": value}, specs)["a"]
+        assert made is not None
+        found = np.frombuffer(made[0].data, dtype).tolist()
+        assert found == np.ravel(np.asarray(numbers, dtype=object)).tolist()
+
+
+def test_floats_written_as_integers_of_more_than_64_bits() -> None:
+    made = from_json({"x": [10**20, 0.5]})["x"]
+    assert made is not None
+    assert made[0].numpy("float32").tolist() == [np.float32(1e20), 0.5]
+
+
+@pytest.mark.parametrize(("dtype", "numbers"), [(d, v) for d, vs in UNFIT.items() for v in vs])
+def test_large_integers_that_do_not_fit_are_refused(dtype: str, numbers: list[Any]) -> None:
+    with pytest.raises(InvalidInput, match=f"does not fit {dtype}") as caught:
+        from_json({"a": numbers}, {"a": SetSpec("a", dtype)})
+    assert caught.value.where == "sets.a"
+
+
 @pytest.mark.parametrize(
     ("shape", "data", "expected"),
     [

@@ -15,7 +15,7 @@ from tests.fake_driver import build
 from tests.fake_driver.names import scenario_names
 from tests.fake_driver.worker import Worker, working
 
-FILES = ("scenarios.py", "operations.py", "convolutions.py", "loops.py")
+FILES = ("scenarios.py", "operations.py", "convolutions.py", "loops.py", "sharing.py")
 NAMES = [
     name
     for file in FILES

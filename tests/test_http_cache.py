@@ -149,7 +149,7 @@ def test_3_statuses_that_are_not(status: int) -> None:
     run(body())
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "HEAD", "OPTIONS", "DELETE", "get"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "HEAD", "OPTIONS", "DELETE", "PATCH"])
 def test_3_only_get_is_answered_from_the_cache(method: str) -> None:
     async def body() -> None:
         async with origin() as o:

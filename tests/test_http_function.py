@@ -568,7 +568,9 @@ def test_a_response_that_breaks_off_fails_its_item() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize(("method", "tries"), [("GET", 3), ("PUT", 3), ("POST", 1), ("PATCH", 1)])
+@pytest.mark.parametrize(
+    ("method", "tries"), [("GET", 3), ("get", 3), ("PUT", 3), ("POST", 1), ("PATCH", 1)]
+)
 def test_only_idempotent_requests_are_repeated(
     method: str, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -665,6 +667,7 @@ def moved(status: int, location: str) -> bytes:
         (301, "GET", "GET"),
         (301, "POST", "GET"),
         (302, "POST", "GET"),
+        (302, "post", "GET"),
         (302, "PUT", "PUT"),
         (303, "PUT", "GET"),
         (303, "HEAD", "HEAD"),

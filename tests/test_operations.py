@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dandelion.backends.gpu.device import Handle, prepare_steps
+from dandelion.backends.gpu.device import Handle
 from dandelion.backends.gpu.graph_parts import use_of
 from dandelion.backends.gpu.host import HostDevice
 from dandelion.backends.gpu.lowering import AssumedLibrary, Lowering
 from dandelion.backends.gpu.opencl_device import OpenClDevice
 from dandelion.backends.gpu.plan import Launch, LibraryCall, Plan, plan
+from dandelion.backends.gpu.prepared_steps import prepare_steps
 from dandelion.backends.gpu.reference_library import ReferenceLibrary
 from dandelion.backends.gpu.sequential import SequentialEngine
 from dandelion.backends.gpu.source import code_of

@@ -24,6 +24,7 @@ from .store_calls import run, store_call, store_driver, store_engine, texts
 request = importlib.import_module("dandelion.backends.stores.request")
 listing = importlib.import_module("dandelion.backends.stores.listing")
 credentials = importlib.import_module("dandelion.backends.stores.credentials")
+Failed = importlib.import_module("dandelion.backends.stores.failures").ItemFailed
 Refused = importlib.import_module("dandelion.backends.stores.failures").ItemRefused
 
 
@@ -31,6 +32,14 @@ def test_a_request_has_a_store_a_path_and_options() -> None:
     read = request.read_request(b"pictures my cats/1.png\r\nRANGE : 0-9\r\n\r\n", ("range",))
     assert (read.store, read.path) == ("pictures", "my cats/1.png")
     assert read.options == {"range": "0-9"}
+
+
+@pytest.mark.parametrize("text", ["0", "11", "0000000001" + "9" * 8, "1" * 5000, "-1", "1.0", ""])
+def test_a_number_that_is_none_or_too_large_is_refused(text: str) -> None:
+    read = request.read_request(f"s p\nlimit: {text}".encode(), ("limit",))
+    with pytest.raises(Refused, match="expected 1 to 10"):
+        read.number("limit", 5, 10)
+    assert request.read_request(b"s p\nlimit: 010", ("limit",)).number("limit", 5, 10) == 10
 
 
 @pytest.mark.parametrize(
@@ -326,3 +335,15 @@ def test_entries_are_requests_with_their_paths_as_names() -> None:
     assert details[0] == b'size:0\nmodified:2026-01-02T03:04:05Z\netag:"t"\n'
     ((rest),) = [item for position, item in made if position == 2]
     assert (rest.name, rest.key, rest.data) == ("q", 9, b"s p\nafter: d\nlimit: 5")
+
+
+def test_a_listing_goes_on_behind_a_path_that_a_request_can_have() -> None:
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    found = [listing.Found(path, 1, now) for path in ("a", "b\nlimit: 9", "c ", "d")]
+    asked = request.read_request(b"s p", ("limit",))
+    made = listing.listed(Item("q", 9), asked, found, 3)
+    (rest,) = [item for position, item in made if position == 2]
+    assert rest.data == b"s p\nafter: a"
+    with pytest.raises(Failed, match="larger limit"):
+        listing.listed(Item("q", 9), asked, found[1:], 2)
+    assert listing.listed(Item("q", 9), asked, found[1:3], 2) == []

@@ -169,6 +169,8 @@ GOOD = f'[[tokens]]\nname = "a"\nrights = ["read"]\nsha256 = "{digest_of("a")}"\
         GOOD + "rate = 0.0\n",
         GOOD + "rate = nan\n",
         GOOD + "rate = inf\n",
+        GOOD + "rate = 1e-320\n",  # the time between two requests would be infinite
+        GOOD + f"rate = 1.0\nburst = {10**400}\n",
         GOOD + "burst = 5\n",
         GOOD + "rate = 1.0\nburst = 0\n",
         GOOD + 'token = "plain"\n',
@@ -227,6 +229,32 @@ def test_a_changed_file_is_read_and_a_damaged_one_is_not_used(
     write_tokens(path, [])
     assert file.look()
     assert not file.records
+
+
+def test_a_file_behind_a_link_is_changed_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    file, link = tmp_path / "real" / "tokens.toml", tmp_path / "tokens.toml"
+    write_tokens(file, [record("a")])
+    link.symlink_to(file)
+    write_tokens(link, [record("b")])
+    assert link.is_symlink()
+    assert [r.name for r in read_tokens(file)] == ["b"]
+    assert [entry.name for entry in (tmp_path / "real").iterdir()] == ["tokens.toml"]
+
+
+def test_a_file_of_another_user_stays_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when root adds a token to the file of the node's user."""
+    path = tmp_path / "tokens.toml"
+    write_tokens(path, [record("a")])
+    owner = path.stat()
+    given = []
+    monkeypatch.setattr(os, "geteuid", lambda: owner.st_uid + 1)
+    monkeypatch.setattr(os, "fchown", lambda _, user, group: given.append((user, group)))
+    write_tokens(path, [record("b")])
+    assert given == [(owner.st_uid, owner.st_gid)]
+    assert [r.name for r in read_tokens(path)] == ["b"]
 
 
 def test_watching_calls_back_at_once_when_it_is_hurried(

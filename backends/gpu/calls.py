@@ -44,6 +44,7 @@ class Attributes:
     kernel_threads: Any
     kernel_shared_bytes: Any
     kernel_dynamic_bytes: Any
+    exports_memory: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,10 @@ class LibrarySite:
     trials: Trials
 
 
+def _missing(*_: Any) -> tuple[Any, ...]:
+    raise NotImplementedError("the binding's table has no such function")
+
+
 @dataclass(frozen=True, slots=True)
 class Calls:
     """The functions; arguments and results as in the CUDA driver interface unless it says more."""
@@ -145,7 +150,7 @@ class Calls:
     granularity: Function  # (ordinal) -> bytes
     reserve: Function  # (bytes) -> address
     unreserve: Function
-    create: Function  # (bytes, ordinal) -> handle
+    create: Function  # (bytes, ordinal, other processes may map it) -> handle
     destroy: Function
     map: Function  # (address, bytes, handle)
     unmap: Function
@@ -175,6 +180,9 @@ class Calls:
     wait: Function
     destroy_event: Function
     compiler: Compiler
+    # memory that other processes map, where `Attributes.exports_memory` says so
+    exported: Function = _missing  # (handle) -> descriptor
+    imported: Function = _missing  # (descriptor) -> handle
     # the library of each kind of operation, if it is installed
     libraries: Mapping[type[OperationCall], Callable[[LibrarySite], Library | None]] = field(
         default_factory=dict

@@ -12,15 +12,23 @@ a function with other constants comes.
 
 Constants are copied to the device from the inputs of the first call that keeps them. Where the
 device has no protected memory, or no room for them, they are copied with each call.
+
+Engines that share a device share constants: one copies them and exports their memory, the others
+map it (`Call.shared_constants`). Each grants and takes back access in its own address space, and
+only the one that copies ever has access for writing.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from dandelion.data import Item
-from dandelion.errors import CapacityError, DandelionError
+from dandelion.driver import Call, SharedConstants
+from dandelion.errors import CapacityError, DandelionError, DeviceFault, DeviceFull
 
 from .device import Device, Handle, Protection
 from .layout import Slot, aligned
@@ -30,6 +38,9 @@ LEAST_BYTES = 64 * 1024
 """Constants of a function that are less than this together are copied with each call."""
 UNIT_BYTES = 2**21
 """Protected memory is given out in multiples of this."""
+_ROOM_LIMIT_S = 0.05
+"""How long to wait until other engines have freed the memory of evicted constants."""
+_ROOM_LOOK_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +96,22 @@ class DeviceConstants:
         device: open.
         limit_bytes: what they may take together; 0 for none.
         dropped: called with constants before they are dropped; nothing may use them afterwards.
+        shares: other engines map what is copied here, and the limit is for all together; the memory
+            of the device can be shared.
 
     Attributes:
         uploads: how often constants were copied to the device to stay.
     """
 
     def __init__(
-        self, device: Device, limit_bytes: int, dropped: Callable[[ResidentConstants], None]
+        self,
+        device: Device,
+        limit_bytes: int,
+        dropped: Callable[[ResidentConstants], None],
+        shares: bool = False,
     ) -> None:
         self._device = device
+        self._shares = shares
         self._limit_bytes = limit_bytes if device.abilities.protected_memory else 0
         self._dropped = dropped
         self._resident: dict[ConstantsKey, ResidentConstants] = {}
@@ -107,14 +125,15 @@ class DeviceConstants:
         return sum(resident.size_bytes for resident in self._resident.values())
 
     def find(
-        self, program: Program, items: Mapping[str, Item], keep: bool
+        self, program: Program, items: Mapping[str, Item], call: Call
     ) -> ResidentConstants | None:
         """Give the resident constants of a function.
 
         Args:
             program: of the function.
             items: of the call.
-            keep: copy them to the device if they are not there, and keep them for this function.
+            call: says whether they are copied to the device if they are not there, and kept for
+                this function. Other engines may have copied them, or are offered them.
 
         Returns:
             None if they are to be copied with the call, or there are none.
@@ -126,24 +145,38 @@ class DeviceConstants:
             return None
         key = program.constants_key
         found = self._resident.get(key)
-        if not keep:
+        if not call.keep_constants:
             return found
         if found is None:
-            found = self._make(key, program, items)
+            found = self._make(key, program, items, call)
         if found is not None:
             found.owners.add(program.identity)
         return found
 
     def _make(
-        self, key: ConstantsKey, program: Program, items: Mapping[str, Item]
+        self, key: ConstantsKey, program: Program, items: Mapping[str, Item], call: Call
     ) -> ResidentConstants | None:
         slots, end = constant_slots(program, items)
         size = -(-end // UNIT_BYTES) * UNIT_BYTES
         if end < LEAST_BYTES or self.used_bytes + size > self._limit_bytes:
             return None
-        try:
-            memory = self._device.allocate_protected(end)
-        except CapacityError:
+        memory = self._imported(key, end, call.shared_constants)
+        if memory is None:
+            memory = self._filled(slots, end, items)
+            if memory is None:
+                return None
+            self.uploads += 1
+            if self._shares:
+                self._share(key, memory, call)
+        made = self._resident[key] = ResidentConstants(key, slots, size, memory)
+        return made
+
+    def _filled(
+        self, slots: Mapping[str, Slot], size_bytes: int, items: Mapping[str, Item]
+    ) -> Handle | None:
+        """Copy constants to the device; None if there is no room."""
+        memory = self._allocated(size_bytes)
+        if memory is None:
             return None
         try:
             for name, slot in slots.items():
@@ -153,9 +186,44 @@ class DeviceConstants:
         except DandelionError:
             self._device.free_protected(memory)
             raise
-        self.uploads += 1
-        made = self._resident[key] = ResidentConstants(key, slots, size, memory)
-        return made
+        return memory
+
+    def _allocated(self, size_bytes: int) -> Handle | None:
+        end_s = time.monotonic() + _ROOM_LIMIT_S * self._shares
+        while True:
+            try:
+                return self._device.allocate_protected(size_bytes)
+            except CapacityError:
+                if time.monotonic() >= end_s:
+                    return None
+            time.sleep(_ROOM_LOOK_S)
+
+    def _imported(
+        self, key: ConstantsKey, size_bytes: int, shared: SharedConstants | None
+    ) -> Handle | None:
+        """Map constants that another engine has copied; None if there are none, or that fails."""
+        if shared is None or not self._shares or shared.key != _text(key):
+            return None
+        try:
+            return self._device.import_protected(shared.descriptor, size_bytes)
+        except (DeviceFault, DeviceFull):
+            if self._device.fault() is not None:
+                raise
+            return None  # they are copied once more
+
+    def _share(self, key: ConstantsKey, memory: Handle, call: Call) -> None:
+        """Offer constants to the other engines; without that, they copy them, too."""
+        try:
+            descriptor = self._device.export_protected(memory)
+        except (DeviceFault, DeviceFull):
+            if self._device.fault() is not None:
+                self._device.free_protected(memory)
+                raise
+            return
+        try:
+            call.share_constants(SharedConstants(_text(key), descriptor))
+        finally:
+            os.close(descriptor)
 
     def grant_access(self, resident: ResidentConstants | None) -> None:
         """Let the call that begins now read these constants, or none, and no others.
@@ -203,3 +271,7 @@ class DeviceConstants:
 
     def __len__(self) -> int:
         return len(self._resident)
+
+
+def _text(key: ConstantsKey) -> str:
+    return hashlib.sha256(repr(key).encode()).hexdigest()

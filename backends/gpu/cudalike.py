@@ -34,6 +34,7 @@ from .cudalike_code import (
     prepare_kernel,
 )
 from .cudalike_library import PreparedOperation, libraries, prepare_operation
+from .cudalike_marks import Marks
 from .cudalike_protected import ProtectedMapping, ProtectedMemory
 from .cudalike_trials import DeviceTrials
 from .device import Abilities, Device, Handle, Properties, Protection
@@ -48,8 +49,6 @@ _RESERVE_BYTES = 256 * 2**20
 _GRANULE_BYTES = 2**21
 _ADDRESSES = 4096
 """How many device addresses are kept ready."""
-_ASLEEP, _WITHOUT_TIME = 1, 2
-"""Flags of events: waiting for them takes no core, they do not measure."""
 
 
 class CudaLikeDevice(Device):
@@ -82,11 +81,9 @@ class CudaLikeDevice(Device):
         self._registered: list[int] = []
         self._modules: list[LoadedModule] = []
         self._graphs: list[Any] = []
-        self._events: list[Any] = []
-        self._idle_events: list[Any] = []
-        self._recorded: list[Any] = []  # events that were not waited for yet
         self._protected: ProtectedMemory
         self._captures: GraphCapture
+        self._marks: Marks
         self._library = Libraries({})
 
     @classmethod
@@ -147,8 +144,14 @@ class CudaLikeDevice(Device):
             self._stream = self._do("open", calls.create_stream(1))  # waits for no other stream
             self._protected.stream = self._stream
             self._captures = GraphCapture(calls, self._stream, self._do, self._undo)
+            self._marks = Marks(calls, self._stream, self._do)
             protects = self._trusts_protection and bool(self._attribute("virtual_memory"))
-            self.abilities = dataclasses.replace(self.abilities, protected_memory=protects)
+            key = calls.attributes.exports_memory
+            shares = protects and key is not None and bool(self._attribute(key))
+            self._protected.exports = shares
+            self.abilities = dataclasses.replace(
+                self.abilities, protected_memory=protects, shared_memory=shares
+            )
             calls.set_heap_limit(0)  # refused where a kernel with malloc ran in this process
             calls.set_print_limit(0)
             self._limits = kernel_limits(calls.attributes, self._attribute)
@@ -193,10 +196,9 @@ class CudaLikeDevice(Device):
             self._undo(calls.free, calls.pointer(self._pool))
         for address in self._registered:
             self._undo(calls.host_unregister, address)
-        for event in self._events:
-            self._undo(calls.destroy_event, event)
         self._library.close()
         if self._stream is not None:
+            self._marks.close(self._undo)
             self._captures.close()
             self._undo(calls.destroy_stream, self._stream)
         self._undo(calls.release, self._ordinal)
@@ -215,9 +217,6 @@ class CudaLikeDevice(Device):
         self._addresses.clear()
         for made in (self._registered, self._modules, self._graphs):
             made.clear()
-        self._events.clear()
-        self._idle_events.clear()
-        self._recorded.clear()
 
     def properties(self) -> Properties:
         calls = self._calls
@@ -308,6 +307,13 @@ class CudaLikeDevice(Device):
         assert isinstance(memory, ProtectedMapping)
         self._protected.free(memory)
 
+    def _export_protected(self, memory: Handle) -> int:
+        assert isinstance(memory, ProtectedMapping)
+        return self._protected.export(memory)
+
+    def _import_protected(self, descriptor: int, size_bytes: int) -> Handle:
+        return Handle(self._protected.allocate_from(descriptor, size_bytes))
+
     # code
 
     def _load(self, code: LoadedCode) -> Handle:
@@ -392,25 +398,13 @@ class CudaLikeDevice(Device):
             self._undo(self._calls.destroy_executable, graph)
 
     def _mark(self) -> Handle | None:
-        if not self._idle_events:
-            event = self._do("mark", self._calls.create_event(_ASLEEP | _WITHOUT_TIME))
-            self._events.append(event)
-            self._idle_events.append(event)
-        event = self._idle_events[-1]
-        self._do("mark", self._calls.record(event, self._stream))
-        self._recorded.append(self._idle_events.pop())
-        return Handle(event)
+        return Handle(self._marks.mark())
 
     def _wait(self, mark: Handle) -> None:
-        self._do("wait", self._calls.wait(mark))
-        if mark in self._recorded:
-            self._recorded.remove(mark)
-            self._idle_events.append(mark)
+        self._marks.wait(mark)
 
     def _synchronize(self) -> None:
         error = self._calls.synchronize(self._stream)[0]
         if error:
             raise self._fail("synchronize", error)
-        if self._recorded:
-            self._idle_events += self._recorded
-            self._recorded.clear()
+        self._marks.passed()

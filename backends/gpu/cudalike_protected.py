@@ -2,6 +2,9 @@
 
 Addresses are reserved, physical memory is created and mapped to them, and access is set for the
 whole mapping at once. If a step fails, the steps before it are undone.
+
+Other processes can map the same physical memory (`export`, `allocate_from`), each with access
+rights of its own. It is freed when no process maps it and no descriptor of it is open.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ class ProtectedMemory:
 
     Attributes:
         stream: where work is queued.
+        exports: other processes can map the memory.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class ProtectedMemory:
         self._undo = undo
         self._mappings: list[ProtectedMapping] = []
         self.stream: Any = None
+        self.exports = False
 
     def allocate(self, size_bytes: int) -> ProtectedMapping:
         """Make a mapping that is zeroed and open for writing.
@@ -66,22 +71,56 @@ class ProtectedMemory:
         Raises:
             DeviceFull, DeviceFault: it cannot be made; nothing is left.
         """
-        calls, do = self._calls, self._do
-        granule = int(do("allocate_protected", calls.granularity(self._ordinal)))
-        size = -(-size_bytes // granule) * granule
-        mapping = ProtectedMapping(int(do("allocate_protected", calls.reserve(size))), size)
-        self._mappings.append(mapping)
+        calls, operation = self._calls, "allocate_protected"
+        mapping = self._mapped(
+            operation, size_bytes, lambda size: calls.create(size, self._ordinal, self.exports)
+        )
         try:
-            mapping.memory = do("allocate_protected", calls.create(size, self._ordinal))
-            address = calls.pointer(mapping.address)
-            do("allocate_protected", calls.map(address, size, mapping.memory))
-            mapping.mapped = True
             self.protect(mapping, Protection.WRITE)
-            do("allocate_protected", calls.fill(address, 0, size, self.stream))
+            address = calls.pointer(mapping.address)
+            self._do(operation, calls.fill(address, 0, mapping.size_bytes, self.stream))
         except DandelionError:
             self.free(mapping)
             raise
         return mapping
+
+    def allocate_from(self, descriptor: int, size_bytes: int) -> ProtectedMapping:
+        """Map memory that another process has exported; nothing may access it yet.
+
+        Args:
+            descriptor: of the memory; it stays the caller's.
+            size_bytes: that it was allocated with.
+
+        Raises:
+            DeviceFault: it cannot be mapped; nothing is left.
+        """
+        calls = self._calls
+        return self._mapped("import_protected", size_bytes, lambda _: calls.imported(descriptor))
+
+    def _mapped(
+        self, operation: str, size_bytes: int, memory: Callable[[int], tuple[Any, ...]]
+    ) -> ProtectedMapping:
+        calls, do = self._calls, self._do
+        granule = int(do(operation, calls.granularity(self._ordinal)))
+        size = -(-size_bytes // granule) * granule
+        mapping = ProtectedMapping(int(do(operation, calls.reserve(size))), size)
+        self._mappings.append(mapping)
+        try:
+            mapping.memory = do(operation, memory(size))
+            do(operation, calls.map(calls.pointer(mapping.address), size, mapping.memory))
+            mapping.mapped = True
+        except DandelionError:
+            self.free(mapping)
+            raise
+        return mapping
+
+    def export(self, mapping: ProtectedMapping) -> int:
+        """Return a new descriptor of a mapping's memory, for another process.
+
+        Raises:
+            DeviceFault: that failed.
+        """
+        return int(self._do("export_protected", self._calls.exported(mapping.memory)))
 
     def protect(self, mapping: ProtectedMapping, protection: Protection) -> None:
         """Set what kernels and copies may do with a mapping."""

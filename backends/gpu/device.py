@@ -15,7 +15,8 @@ happened; the device then accepts nothing but `close`.
 life       `open`, `close`, `properties`, `fault`
 memory     `allocate`, `free`, `register`, `copy_in`, `copy_out`, `zero`
 protected  `allocate_protected`, `fill_protected`, `protect`, `free_protected`: memory beside the
-           pool that keeps its content
+           pool that keeps its content; `export_protected`, `import_protected`: shared with
+           other processes
 code       `load`, `unload`, `stateful`, `prepare`, `prepare_zero`, `prepare_copy`,
            `lowering`, `prepare_library`
 work       `launch`, `capture`, `replay`, `discard`, `mark`, `wait`, `synchronize`
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, NewType
 
 from dandelion.data import Bytes
@@ -38,7 +39,7 @@ from .device_facts import Protection as Protection
 from .forks import Forks
 from .lowering import Lowering
 from .measurements import Measurements
-from .plan import Copy, Launch, LibraryCall, Pointer, Step, Zero
+from .plan import Copy, Launch, LibraryCall, Pointer, Zero
 from .source import LoadedCode
 
 Handle = NewType("Handle", object)
@@ -158,6 +159,30 @@ class Device(abc.ABC):
     def free_protected(self, memory: Handle) -> None:
         """Free memory; no launch that points into it is used any more."""
         self._free_protected(memory)
+
+    # protected memory of other processes, only where `Abilities.shared_memory`
+
+    def export_protected(self, memory: Handle) -> int:
+        """Return a new descriptor of memory, with which another process can import it."""
+        self._requires_shared_memory()
+        return self._export_protected(memory)
+
+    def import_protected(self, descriptor: int, size_bytes: int) -> Handle:
+        """Map memory of another process, inaccessible until `protect`.
+
+        Args:
+            descriptor: of the memory; it stays the caller's.
+            size_bytes: that it was allocated with.
+
+        Raises:
+            DeviceFault: it cannot be mapped.
+        """
+        self._requires_shared_memory()
+        return self._import_protected(descriptor, size_bytes)
+
+    def _requires_shared_memory(self) -> None:
+        if not self.abilities.shared_memory:
+            raise InternalError(f"{self.name}: other processes cannot map its memory")
 
     # code
 
@@ -307,6 +332,12 @@ class Device(abc.ABC):
     def _free_protected(self, memory: Handle) -> None:
         raise NotImplementedError
 
+    def _export_protected(self, memory: Handle) -> int:
+        raise NotImplementedError
+
+    def _import_protected(self, descriptor: int, size_bytes: int) -> Handle:
+        raise NotImplementedError
+
     @abc.abstractmethod
     def _load(self, code: LoadedCode) -> Handle: ...
 
@@ -357,45 +388,3 @@ class Device(abc.ABC):
         if offset_bytes < 0 or size_bytes < 0 or end > self.pool_bytes:
             what = f"bytes {offset_bytes}..{end} of a pool of {self.pool_bytes}"
             raise DeviceFault(self.name, operation, what)
-
-
-def prepare_steps(
-    device: Device,
-    steps: Sequence[Step],
-    modules: Mapping[str, tuple[Handle, str]],
-    constants: Handle | None = None,
-) -> list[Handle]:
-    """Prepare all steps of a plan.
-
-    Args:
-        device: where.
-        steps: of the plan.
-        modules: the loaded module and the symbol of each kernel, by its name in the blueprint.
-        constants: memory with the function's constants, if there is any.
-
-    Raises:
-        DandelionError: a step cannot be prepared; those before it are discarded.
-    """
-    prepared: list[Handle] = []
-    try:
-        prepared.extend(_prepared(device, step, modules, constants) for step in steps)
-    except BaseException:
-        device.discard(prepared, None)
-        raise
-    return prepared
-
-
-def _prepared(
-    device: Device,
-    step: Step,
-    modules: Mapping[str, tuple[Handle, str]],
-    constants: Handle | None,
-) -> Handle:
-    if isinstance(step, Zero):
-        return device.prepare_zero(step)
-    if isinstance(step, Copy):
-        return device.prepare_copy(step, constants)
-    if isinstance(step, LibraryCall):
-        return device.prepare_library(step, constants)
-    module, symbol = modules[step.kernel]
-    return device.prepare(module, symbol, step, constants)

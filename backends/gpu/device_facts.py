@@ -18,6 +18,7 @@ class Abilities:
         registers: `register` makes copies of that host memory faster.
         host_visible: the pool lies in host memory, so copies are memory copies.
         protected_memory: there is memory beside the pool, and its `Protection` holds for kernels.
+        shared_memory: other processes can map protected memory, with rights of their own.
         host_execution: kernels run on the host's processors, as code of this process.
     """
 
@@ -26,6 +27,7 @@ class Abilities:
     registers: bool = False
     host_visible: bool = False
     protected_memory: bool = False
+    shared_memory: bool = False
     host_execution: bool = False
     graph_lanes: int = 1
 

@@ -89,8 +89,11 @@ class GpuFactory(EngineFactory):
             device.close()
             raise
         pool_bytes, weights = options.size("pool_bytes"), options.weights()
+        shares = options.shares_device(self._memory_bytes) and device.abilities.shared_memory
         if self._lost_bytes and not pool_bytes:
-            pool_bytes, weights = self._lost_bytes, weights.beside(self._lost_bytes)
+            pool_bytes = self._lost_bytes
+            if not shares:
+                weights = weights.beside(pool_bytes)
         return SequentialEngine(
             device,
             pool_bytes,
@@ -100,6 +103,7 @@ class GpuFactory(EngineFactory):
             weights,
             FAILOVER_POOL_BYTES if self._lost_bytes else 0,
             kept_bytes=kept_bytes,
+            shares_constants=shares,
         )
 
     def runs_on_host(self, resource: str) -> bool:

@@ -9,7 +9,9 @@ from dandelion.data import Bytes
 from dandelion.driver import InstanceSets
 
 from .adaptive_wait import AdaptiveWait
+from .layout import aligned
 from .modules import Ready
+from .plan import Plan
 from .program import Program
 
 KNOWN_CALLS = 256
@@ -58,3 +60,25 @@ class KnownCall:
                 for position in positions:
                     found[position] = None
         return tuple(found)
+
+
+def known_call(
+    program: Program, plan: Plan, ready: Ready, keep: bool, refused: bool, candidates: str
+) -> KnownCall:
+    """Work out what calls with a plan have in common; the arguments are the attributes."""
+    copies = [(p, plan.slots[n].offset_bytes) for n, p in program.inputs if n in plan.slots]
+    results = []
+    end = 0
+    for name in program.outputs:
+        slot = plan.outputs[name]
+        results.append((name, end, slot.size_bytes, slot.offset_bytes))
+        end += aligned(slot.size_bytes)
+    words = tuple(dict.fromkeys(plan.present_if.values()))
+    decided = tuple(
+        tuple(i for i, n in enumerate(program.outputs) if plan.present_if.get(n) == word)
+        for word in words
+    )
+    return KnownCall(
+        program, ready, tuple(copies), tuple(results), end, keep, refused, words, decided,
+        candidates=candidates,
+    )  # fmt: skip

@@ -21,11 +21,12 @@ from dandelion.data import Bytes
 from dandelion.function import Digest
 
 from .constants import ResidentConstants
-from .device import Device, Handle, prepare_steps
+from .device import Device, Handle
 from .graph_parts import GraphPart, Width, graph_parts
 from .local_memory import with_local_memory
 from .pacing import BRIEF_PARTS, PART_NS, StepTimes
 from .plan import Plan
+from .prepared_steps import prepare_steps
 from .program import Program
 from .sections import ReadyRound, Round, Section, section_plan, sections_of, straight
 from .source import LoadedCode, choose, code_of

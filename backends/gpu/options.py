@@ -149,6 +149,12 @@ class GpuOptions:
             raise InvalidInput(where, f"'{text}' is not a share", "write 0% to 80%, or a size")
         return WeightsLimit(share=percent / 100)
 
+    def shares_device(self, memory_bytes: int) -> bool:
+        """Tell whether an engine shares its device with others of the node, by its role."""
+        return self.text("role") == "worker" or (
+            self.text("role") == "sequential" and self.workers(memory_bytes) > 0
+        )
+
     def memory_share(self, memory_bytes: int) -> float:
         """Share of the device's memory that an engine takes, by its role."""
         workers, role = self.workers(memory_bytes), self.text("role")

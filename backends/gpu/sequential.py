@@ -46,8 +46,7 @@ from .candidates import Chooser
 from .chosen_plans import ChosenPlans
 from .constants import LEAST_BYTES, UNIT_BYTES, DeviceConstants, WeightsLimit
 from .device import Device
-from .known_calls import KNOWN_CALLS, KnownCall
-from .layout import aligned
+from .known_calls import KNOWN_CALLS, KnownCall, known_call
 from .modules import Modules, Ready
 from .pacing import BRIEF_PARTS, PART_NS, Pacer
 from .plan_cache import PlanCache
@@ -66,6 +65,8 @@ class SequentialEngine(Engine):
         weights: how much of that constants may take that stay there, beside the pool.
         kept_bytes: keep constants of so much even so, beside the pool and what `capacity` says; for
             a process that has one function alone.
+        shares_constants: other engines of the device, whose memory can be shared, map the constants
+            of this one: `weights` is for all of them.
         arena: where calls' data will lie; the device is told, to copy faster.
         first_bytes: take only so much for the pool until a call needs more. Memory that a process
             has just left is not to be had at once: the device scrubs it, 0.5 TB/s on an H200.
@@ -88,6 +89,7 @@ class SequentialEngine(Engine):
         first_bytes: int = 0,
         part_ns: int = PART_NS,
         kept_bytes: int = 0,
+        shares_constants: bool = False,
     ) -> None:
         self.name = device.name
         self.device = device
@@ -106,8 +108,14 @@ class SequentialEngine(Engine):
             room = int(found.memory_bytes * pool_share)
             if not first_bytes:  # else much of it is not free yet
                 room = min(room, found.pool_bytes)
-            limit = (weights or WeightsLimit()).of(room) if device.abilities.protected_memory else 0
-            size = pool_bytes or max(room - limit, room // 8)
+            shares = shares_constants and device.abilities.protected_memory
+            limit = own = 0
+            if device.abilities.protected_memory:
+                limit = own = (weights or WeightsLimit()).of(room)
+            if shares:
+                limit = (weights or WeightsLimit()).of(found.memory_bytes)
+                own = int(limit * pool_share)
+            size = pool_bytes or max(room - own, room // 8)
             self.pool = BufferPool(device, min(size, first_bytes or size))
             self.capacity = Capacity(
                 size,
@@ -117,10 +125,12 @@ class SequentialEngine(Engine):
                 constants_bytes=limit,
                 constants_unit_bytes=UNIT_BYTES,
                 constants_least_bytes=LEAST_BYTES,
+                constants_shared=shares,
             )
             self.modules = Modules(device, part_ns=part_ns)
             forget = self.modules.forget_constants
-            self.constants = DeviceConstants(device, max(limit, kept_bytes), forget)
+            kept_bytes = max(limit, kept_bytes)
+            self.constants = DeviceConstants(device, kept_bytes, forget, shares)
             if arena is not None:
                 device.register(arena.address, arena.size_bytes)
         except BaseException:
@@ -244,7 +254,7 @@ class SequentialEngine(Engine):
         items = program.items(call.inputs)
         self._in_flight.append(items)  # constants may be copied from them
         keep = call.keep_constants
-        resident = self.constants.find(program, items, keep)
+        resident = self.constants.find(program, items, call)
         slots = None if resident is None else resident.slots
         plan = plan_call(self.plans, program, items, slots)
         if plan.used_bytes > self.capacity.device_bytes:
@@ -256,22 +266,8 @@ class SequentialEngine(Engine):
             check = functools.partial(self._check, call)
             plan, key = self._chosen.plan(program, call, items, plan, resident, check)
         ready = self.modules.ready(program, plan, call.function.files, resident)
-        copies = [(p, plan.slots[n].offset_bytes) for n, p in program.inputs if n in plan.slots]
-        results = []
-        end = 0
-        for name in program.outputs:
-            slot = plan.outputs[name]
-            results.append((name, end, slot.size_bytes, slot.offset_bytes))
-            end += aligned(slot.size_bytes)
         refused = keep and resident is None and bool(program.constants)
-        made = KnownCall(program, ready, tuple(copies), tuple(results), end, keep, refused)
-        made.candidates = key
-        made.words = tuple(dict.fromkeys(plan.present_if.values()))
-        made.decided = tuple(
-            tuple(i for i, n in enumerate(program.outputs) if plan.present_if.get(n) == word)
-            for word in made.words
-        )
-        return made
+        return known_call(program, plan, ready, keep, refused, key)
 
     def _enlarge(self) -> None:
         """Take the whole pool. Its addresses are other ones, so nothing that was captured lasts."""

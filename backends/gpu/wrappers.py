@@ -88,6 +88,14 @@ class FailingDevice(Device):
     def _free_protected(self, memory: Handle) -> None:
         self.inner.free_protected(memory)
 
+    def _export_protected(self, memory: Handle) -> int:
+        self._count("export_protected")
+        return self.inner.export_protected(memory)
+
+    def _import_protected(self, descriptor: int, size_bytes: int) -> Handle:
+        self._count("import_protected")
+        return self.inner.import_protected(descriptor, size_bytes)
+
     def _load(self, code: LoadedCode) -> Handle:
         self._count("load")
         return self.inner.load(code)

@@ -156,7 +156,8 @@ def _request_line(line: bytes) -> tuple[str, URL]:
     method, address, version = tokens[:3]
     if not _TOKEN.fullmatch(method):
         raise Refused(f"'{method}' is not a method")
-    if method.upper() == "CONNECT":
+    method = method.upper()  # it is sent so, and decides about retries, redirects and the cache
+    if method == "CONNECT":
         raise Refused("method CONNECT opens a tunnel; it is not supported")
     if version not in _VERSIONS:
         raise Refused(f"'{version}' is not a version of HTTP; expected HTTP/1.1")

@@ -3,7 +3,8 @@
 Each entry is one item in `objects` and one in `details`, with the path as name and the key of the
 request. The item in `objects` is a request for the entry, so a listing can be read by the function
 that reads, without anything in between. If there is more than the limit, the item in `rest` is the
-request that continues. Entries whose path no request can have are left out.
+request that continues, behind the last of them. Entries whose path no request can have are left
+out.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from datetime import datetime
 
 from dandelion.data import NAME_LIMIT_BYTES, Item
 
+from .failures import ItemFailed
 from .request import CONTROL, StoreRequest
 
 _DIGEST_SIZE = 16
@@ -46,17 +48,22 @@ def listed(
         request: of the listing.
         found: entries in the order of the store; more than `limit` if there are more.
         limit: how many are returned.
+
+    Raises:
+        ItemFailed: there are more, but no request can have the path of any entry so far.
     """
     produced: list[tuple[int, Item]] = []
-    for entry in found[:limit]:
-        if not _can_be_asked_for(entry.path):
-            continue
+    possible = [entry for entry in found[:limit] if _can_be_asked_for(entry.path)]
+    for entry in possible:
         name = item_name(entry.path)
         line = f"{request.store} {entry.path}".encode()
         produced.append((0, Item(name, item.key, line)))
         produced.append((1, Item(name, item.key, _details(entry))))
     if len(found) > limit:
-        again = [f"{request.store} {request.path}", f"after: {found[limit - 1].path}"]
+        if not possible:
+            reason = f"{limit} paths in a row have control characters, or spaces at their ends"
+            raise ItemFailed(f"{reason}; list with a larger limit, or a prefix without them")
+        again = [f"{request.store} {request.path}", f"after: {possible[-1].path}"]
         if "limit" in request.options:
             again.append(f"limit: {limit}")
         produced.append((2, Item(item.name, item.key, "\n".join(again).encode())))

@@ -24,6 +24,7 @@ from .failures import ItemRefused
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 LIMIT_BYTES = 8 * 1024
 _SHOWN = 80
+_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class StoreRequest:
         text = self.options.get(option)
         if text is None:
             return min(default, most)
-        if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:10]) <= most:
+        is_number = text.isascii() and text.isdigit() and len(text) <= _DIGITS
+        if not (is_number and 1 <= int(text) <= most):
             raise ItemRefused(f"option '{option}' is '{text[:_SHOWN]}', expected 1 to {most}")
         return int(text)
 

@@ -59,12 +59,14 @@ class Load:
         size_bytes: of the constants of each.
         steps: loads of a kernel's thread, one after the other.
         seconds: of the measurement.
+        settling_s: before it; the node chooses how many workers run.
     """
 
     tenants: int
     size_bytes: int
     steps: int
     seconds: float
+    settling_s: float
 
     def function(self, tenant: int) -> FunctionDocument:
         """Describe the function of a tenant: all its constants have the same value."""
@@ -99,7 +101,9 @@ def value(tenant: int) -> int:
 def constants(bench: Bench) -> Findings:
     """Call the functions of 64 tenants."""
     load = bench.pick(
-        Load(6, MIB, 100, 0.3), Load(16, 2 * MIB, 1000, 1.0), Load(64, 64 * MIB, 600, 5.0)
+        Load(6, MIB, 100, 0.3, 0.1),
+        Load(16, 2 * MIB, 1000, 1.0, 1.0),
+        Load(64, 64 * MIB, 600, 5.0, 10.0),
     )
     bytes_per_s = _copy_rate(bench)
     with _node(bench, load) as node:
@@ -107,11 +111,11 @@ def constants(bench: Bench) -> Findings:
         for tenant in range(load.tenants):
             node.register(load.function(tenant), tenant=f"t{tenant}")
         bench.say("one tenant")
-        uvloop.run(_called(node, load, [[0] * 100] * CALLERS, load.seconds / 5))
+        uvloop.run(_called(node, load, [[0] * 100] * CALLERS, load.settling_s))
         alone, _ = _measured(node, load, [[0] * 100] * CALLERS, load.seconds / 2)
         drawn = [load.draws(bench.seed + i, 10_000) for i in range(CALLERS)]
         bench.say("all tenants")
-        uvloop.run(_called(node, load, drawn, load.seconds))
+        uvloop.run(_called(node, load, drawn, load.settling_s))
         found, counts = _measured(node, load, drawn[::-1], load.seconds)
     row = _row(found, counts, alone, bytes_per_s, load.seconds)
     columns = (RATE, P50, P99, HITS, COPIED, OF_BEST)
@@ -144,9 +148,9 @@ def best_s(calls: int, alone_per_s: float, missing_bytes: int, bytes_per_s: floa
 
 @contextmanager
 def _node(bench: Bench, load: Load) -> Iterator[Node]:
-    """Start a node with one engine, whose device keeps half of all constants."""
+    """Start a node whose device keeps half of all constants, for all its engines together."""
     every = load.tenants * load.size_bytes
-    options = {"workers": "0", "pool_bytes": pool_for(bench.gpu)}
+    options = {"pool_bytes": pool_for(bench.gpu)}
     if bench.gpu:
         options["weights"] = str(every // 2)
     functions_bytes = every + load.tenants * MIB

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from dandelion.asynchronous.failures import NotEnded
 from dandelion.asynchronous.records import KeptEvent, KeptState, KeptView, Watched
 from dandelion.data import Sets
+from dandelion.errors import InvalidInput
 from dandelion.progress import ShowProgress
 from dandelion.progress import progress as progress_bar
 
@@ -85,6 +87,7 @@ class InvocationHandle:
 
         Raises:
             NotEnded: the time is over.
+            InvalidInput: the time is not a number.
             DandelionError: why it failed, of the same class as of a synchronous invocation.
         """
         wait = _Wait(timeout_s, time.monotonic)
@@ -201,6 +204,8 @@ class _Wait:
     """The time that a result may take."""
 
     def __init__(self, timeout_s: float | None, clock: Callable[[], float]) -> None:
+        if timeout_s is not None and math.isnan(timeout_s):  # it would never be over
+            raise InvalidInput("timeout_s", "nan is not a number of seconds")
         self._clock = clock
         self._end_s = None if timeout_s is None else clock() + timeout_s
 

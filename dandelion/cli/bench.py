@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -148,13 +148,19 @@ class Watching:
         self._bar.start()
 
 
-def _folders(arguments: Arguments) -> Sequence[Path]:
-    return arguments.paths or [_load("experiment").default_folder(quick=False)]
-
-
 def _results(arguments: Arguments) -> list[Any]:
-    read = _load("records").read_results
-    return [result for path in _folders(arguments) for result in read(path)]
+    """Read the results that are named; else those of the last run, and say which these are."""
+    if arguments.paths:
+        read = _load("records").read_results
+        return [result for path in arguments.paths for result in read(path)]
+    results: list[Any]
+    results, folder, others = _load("experiment").latest_results()
+    left = "".join(
+        f"; {other} has {number}, name it to see them" for other, number in others.items()
+    )
+    count = "1 result" if len(results) == 1 else f"{len(results)} results"
+    print(f"dandelion: {count} in {folder}{left}", file=sys.stderr)
+    return results
 
 
 def _plot(arguments: Arguments, out: Output) -> int:

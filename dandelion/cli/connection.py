@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from dandelion.cli.parser import Arguments
+from dandelion.errors import InvalidInput
 from dandelion.frontend.client import Client
 
 
@@ -13,10 +14,13 @@ def connect(arguments: Arguments) -> Client:
     """Make the client that the options and the environment describe.
 
     Raises:
-        InvalidInput: the URL, the token or the file of certificates is not valid.
+        InvalidInput: the URL, the token, its file or the file of certificates is not valid.
         OSError: the file of the token cannot be read.
     """
     token = arguments.token or os.environ.get("DANDELION_TOKEN") or None
     if token is not None and token.startswith("@"):
-        token = Path(token[1:]).read_text().strip()
+        try:
+            token = Path(token[1:]).read_text("utf-8").strip()
+        except UnicodeDecodeError:
+            raise InvalidInput("--token", f"{token[1:]} is not a text file") from None
     return Client(arguments.url, token=token, tls=arguments.ca or True)

@@ -102,6 +102,8 @@ def _several(value: Any) -> list[Item]:
 
 def _file(name: str) -> Item:
     if name == "-":
+        if sys.stdin is None:
+            raise WrongUsage("@-", "there is no standard input", "name a file")
         return Item("stdin", 0, sys.stdin.buffer.read())
     path = Path(name)
     return Item(path.name, 0, path.read_bytes())
@@ -150,7 +152,8 @@ def _preview(declared: ItemSet, item: Item) -> str:
     dtype = item.dtype or declared.dtype
     if dtype is not None:
         array = item.numpy(dtype)
-        shown = ", ".join(f"{x:g}" for x in array[:8].tolist())
+        form = "d" if array.dtype.kind in "biu" else "g"
+        shown = ", ".join(f"{x:{form}}" for x in array[:8].tolist())
         return f"{text_of(dtype, item.shape)}: {shown}{', ...' if array.size > 8 else ''}"
     head = bytes(item.data[: PREVIEW * 4])
     try:

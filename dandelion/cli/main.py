@@ -14,6 +14,7 @@ Only the module of the verb is imported, so ``dandelion check`` does not load th
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code; see above.
     """
+    _make_streams_writable()
     words = sys.argv[1:] if arguments is None else arguments
     out = Output("--json" in words)
     try:
@@ -66,6 +68,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         out.failure(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         return FAILED
+
+
+def _make_streams_writable() -> None:
+    """Accept every text: a stream may be closed, or have an encoding without some characters."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _code_of(error: DandelionError) -> int:

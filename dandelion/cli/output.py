@@ -74,6 +74,7 @@ class Output:
         if self._console.is_terminal:
             self._console.print(table, soft_wrap=False)
             return
+        table.box = table.box if self._console.encoding.startswith("utf") else None
         lines = io.StringIO()
         Console(file=lines, width=_NO_WIDTH).print(table)
         for line in lines.getvalue().splitlines():

@@ -322,7 +322,12 @@ def _bench(parser: VerbParser, local: VerbParser) -> None:
     _out(report, "FILE", "default: bench-report.html")
     for verb in (plot, report):
         verb.add_argument(
-            "paths", nargs="*", default=[], type=Path, metavar="PATH", help="files or folders"
+            "paths",
+            nargs="*",
+            default=[],
+            type=Path,
+            metavar="PATH",
+            help="files or folders; default: the folder of the last run",
         )
     compare = verbs.add_parser("compare", parents=[local], help="compare two saved runs")
     compare.add_argument("paths", nargs=2, type=Path, metavar="PATH", help="old, then new")

@@ -18,7 +18,14 @@ import msgspec
 from dandelion.asynchronous.failures import CopiesFull
 from dandelion.asynchronous.records import Ballot, KeptMark, KeptRecord
 from dandelion.asynchronous.store import Drop, KeptStore, Part, Put, StoreStep
-from dandelion.cluster.kept_copies import Before, KeptCopies, data_part, first_ballot, mark_of
+from dandelion.cluster.kept_copies import (
+    DROPPED_LIMIT,
+    Before,
+    KeptCopies,
+    data_part,
+    first_ballot,
+    mark_of,
+)
 from dandelion.cluster.kept_followers import Entry, Followers
 from dandelion.cluster.kept_messages import CopyStep
 from dandelion.data import Bytes
@@ -27,6 +34,11 @@ from dandelion.executors import to_dandelion_error
 
 JOURNAL_RECORDS = 4000
 """After so many invocations a node begins another journal: all that one has fits into a message."""
+
+EMPTY_LIMIT = DROPPED_LIMIT // JOURNAL_RECORDS + 1
+"""Empty journals beyond these are used again, first the one that has been empty for longest: while
+a voter is away, no journal can be forgotten. Until then so much was dropped of others that no node
+remembers what was dropped of this one, so what a node has of it still fits into a message."""
 
 LOST_LIMIT = 10_000
 """So many ids of invocations that other nodes have taken are remembered: steps of them may wait."""
@@ -47,7 +59,7 @@ class KeptJournals:
 
     Attributes:
         held: the ballots of the journals that this node holds. One that is empty is forgotten when
-            all voters know that it is.
+            all voters know that it is; of those that are not, a limited number is kept.
         followers: the voters that get copies.
     """
 
@@ -80,11 +92,25 @@ class KeptJournals:
 
     def _begin_journal(self) -> None:
         before = self._own
-        self._count += 1
         self._in_own = 0
-        self._own = f"{self._token}#{self._count}"
-        self.held[self._own] = first_ballot(self._own)
+        self._own = self._empty_journal() or self._new_journal()
         self._forget_if_empty(before)
+
+    def _new_journal(self) -> str:
+        self._count += 1
+        journal = f"{self._token}#{self._count}"
+        self.held[journal] = first_ballot(journal)
+        return journal
+
+    def _empty_journal(self) -> str:
+        """Return a journal of this node to use again; empty if there are not too many."""
+        empty = [
+            journal
+            for journal, ballot in self.held.items()
+            if ballot == first_ballot(journal) and self._copies.is_empty(journal)
+        ]
+        # The last step of an empty journal has dropped its last invocation.
+        return min(empty, key=self.stamp) if len(empty) > EMPTY_LIMIT else ""
 
     @property
     def majority(self) -> int:

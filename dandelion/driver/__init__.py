@@ -6,6 +6,7 @@ from dandelion.driver.engine import (
     Call,
     Engine,
     InstanceSets,
+    SharedConstants,
     check_inputs,
     check_outputs,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "InstanceSets",
     "Planner",
     "Resource",
+    "SharedConstants",
     "Sharing",
     "backend_names",
     "check_inputs",

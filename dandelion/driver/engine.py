@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import time
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -33,6 +33,18 @@ InstanceSets: TypeAlias = tuple[ItemSet | None, ...]
 """The sets of one instance, by position of the declaration; None for an absent set."""
 
 
+class SharedConstants(NamedTuple):
+    """Constants of a function that one engine has copied to a device, for the others there.
+
+    Attributes:
+        key: of the engines: what they contain, and how they are arranged.
+        descriptor: of their memory, for the engine to import it.
+    """
+
+    key: str
+    descriptor: int
+
+
 class Call(msgspec.Struct, eq=False, gc=False):
     """One instance, as an engine sees it.
 
@@ -49,6 +61,8 @@ class Call(msgspec.Struct, eq=False, gc=False):
             for its engine counts from its start, but ends here. 0 is the deadline.
         origin: the item that it is made for, if it is made for one.
         keep_constants: the device keeps the function's constants for later calls.
+        shared_constants: constants that another engine of the device has copied there; the
+            descriptor is closed after the call.
         tenant: that invoked the function, for engines in the node's process; empty elsewhere.
         printed: what the function wrote to its standard streams and to `logging`; written by the
             engine, also of a call that fails.
@@ -70,6 +84,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
     latest_ns: int = 0
     origin: Origin | None = None
     keep_constants: bool = True
+    shared_constants: SharedConstants | None = None
     tenant: str = ""
     printed: tuple[PrintedLine, ...] = ()
     trace_context: TraceContext | None = None
@@ -82,6 +97,9 @@ class Call(msgspec.Struct, eq=False, gc=False):
     def is_stopped(self) -> bool:
         """Tell whether the call was cancelled or is late; an engine may then raise `Cancelled`."""
         return False
+
+    def share_constants(self, constants: SharedConstants) -> None:
+        """Offer constants to the other engines of the device; the descriptor stays the engine's."""
 
     def left_s(self) -> float:
         """Seconds until the deadline, not below zero."""

@@ -76,6 +76,8 @@ class Capacity:
         constants_bytes: device memory for constants that stay there between calls.
         constants_unit_bytes: each function's constants take a multiple of this.
         constants_least_bytes: constants of a function that are smaller do not stay.
+        constants_shared: the engines of the device share this memory: constants that one of them
+            has copied there are mapped by the others.
     """
 
     device_bytes: int = 0
@@ -85,6 +87,7 @@ class Capacity:
     constants_bytes: int = 0
     constants_unit_bytes: int = 1
     constants_least_bytes: int = 0
+    constants_shared: bool = False
 
     def bytes_of_constants(self, size_bytes: int) -> int:
         """Device memory that a function's constants take if they stay; 0 if they do not."""

@@ -1,7 +1,8 @@
-"""The main program of an engine process: one engine, one arena mapping, one socket.
+"""The main program of an engine process: one engine, one arena mapping, one conversation.
 
-Run by the node as ``python -m dandelion.engine_process SOCKET_FD ARENA_FD ARENA_BYTES
-RESOURCE SPIN_US OPTIONS BACKEND...``; ARENA_FD is -1 for a confined process. It opens the first
+Run by the node as ``python -m dandelion.engine_process SOCKET_FD DESCRIPTORS_FD ARENA_FD
+ARENA_BYTES RESOURCE SPIN_US OPTIONS BACKEND...``; DESCRIPTORS_FD, a socket for descriptors of
+memory, and ARENA_FD are -1 for a confined process. It opens the first
 backend of the list that works, says `Ready`, then serves calls until the socket ends. After a call
 it looks for the next one for SPIN_US microseconds before it sleeps: where cores are free this saves
 the time of waking up.
@@ -19,6 +20,7 @@ import msgspec
 
 from dandelion.engine_process.channel import Ended
 from dandelion.engine_process.confined import ConfinedProcess
+from dandelion.engine_process.descriptors import DescriptorChannel
 from dandelion.engine_process.messages import Failed, request_channel
 from dandelion.engine_process.serving import EngineProcess
 from dandelion.errors import DandelionError
@@ -32,13 +34,20 @@ def main(arguments: list[str]) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the node decides; killed, it would leave files
-    socket_fd, arena_fd, arena_bytes, resource, spin_us, options, *backends = arguments
+    socket_fd, descriptors_fd, arena_fd, arena_bytes, resource, spin_us, options, *backends = (
+        arguments
+    )
     with socket.socket(fileno=int(socket_fd)) as peer:
         node = request_channel(peer)
         process = (
             ConfinedProcess(node, int(spin_us))
             if int(arena_fd) < 0
-            else EngineProcess(node, ArenaMap(int(arena_fd), int(arena_bytes)), int(spin_us))
+            else EngineProcess(
+                node,
+                ArenaMap(int(arena_fd), int(arena_bytes)),
+                int(spin_us),
+                DescriptorChannel(socket.socket(fileno=int(descriptors_fd))),
+            )
         )
         try:
             engine = process.open(

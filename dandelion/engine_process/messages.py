@@ -9,7 +9,8 @@ request    answer                           meaning
 `Open`     `Ready`, `Failed`                make the engine
 `Load`     -                                keep a function, before its first `Plan` or `Run`
 `Plan`     `Planned`, `Failed`              what a call needs
-`Run`      `Begun`*, then `Done`, `Failed`  run a call; `Begun`: its time counts from now
+`Run`      `Begun`*, then `Done`, `Failed`  run a call; `Begun`: its time counts from now;
+           `Shared`* before that            `Shared`: other engines can map its constants
 `StopCall` -                                end a call soon; the call itself is answered
 `Evict`    -                                drop the constants of a function from the device
 `Forget`   -                                drop a function
@@ -112,6 +113,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="run"):
         limit_s: how long it may run, from when the process begins with it.
         keep: the device keeps the function's constants.
         data_bytes: of the data that follows.
+        shared: the key of `SharedConstants`, whose descriptor was sent; empty if none was.
     """
 
     call: int
@@ -123,6 +125,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="run"):
     limit_s: float
     keep: bool = False
     data_bytes: int = 0
+    shared: str = ""
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="plan"):
@@ -180,6 +183,17 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="begun")
     call: int
 
 
+class Shared(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="shared"):
+    """A call has copied constants to the device; a descriptor of their memory was sent.
+
+    Attributes:
+        key: as of `SharedConstants`.
+    """
+
+    call: int
+    key: str
+
+
 class Done(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="done"):
     """A call gave its outputs.
 
@@ -216,7 +230,7 @@ class Planned(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="plann
     reads: tuple[tuple[int, int], ...]
 
 
-Reply: TypeAlias = Ready | Planned | Begun | Done | Failed
+Reply: TypeAlias = Ready | Planned | Begun | Shared | Done | Failed
 
 _REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections import deque
 from typing import ClassVar
@@ -16,9 +17,11 @@ from dandelion.driver import (
     InstanceSets,
     Planner,
     Resource,
+    SharedConstants,
     load_driver,
 )
 from dandelion.engine_process.channel import Channel, Ended
+from dandelion.engine_process.descriptors import DescriptorChannel
 from dandelion.engine_process.messages import (
     Begun,
     Done,
@@ -32,6 +35,7 @@ from dandelion.engine_process.messages import (
     Ready,
     Request,
     Run,
+    Shared,
     StopCall,
     WireItem,
     WireSet,
@@ -89,12 +93,30 @@ class _Call(Call, eq=False, gc=False):
     def is_stopped(self) -> bool:
         return self.process is not None and self.process.is_stopped(self.id)
 
+    def share_constants(self, constants: SharedConstants) -> None:
+        if self.process is not None:
+            self.process.share(self.id, constants)
+
 
 class EngineProcess:
-    """Serves one engine to the node."""
+    """Serves one engine to the node.
 
-    def __init__(self, node: Channel[Request], arena: ArenaMap | None, spin_us: int) -> None:
+    Args:
+        node: the channel to the node.
+        arena: None if the process is confined.
+        spin_us: how long to look for the next request before sleeping, in microseconds.
+        descriptors: passes descriptors of constants from and to the node.
+    """
+
+    def __init__(
+        self,
+        node: Channel[Request],
+        arena: ArenaMap | None,
+        spin_us: int,
+        descriptors: DescriptorChannel | None = None,
+    ) -> None:
         self.node = node
+        self._descriptors = descriptors
         self._arena = arena
         self._spin_ns = 1000 * spin_us
         self._functions: dict[str, Function] = {}
@@ -253,6 +275,7 @@ class EngineProcess:
             request.limit_s,
             latest_ns=request.latest_ns,
             keep_constants=request.keep,
+            shared_constants=self._shared(request),
             process=self,
         )
         try:
@@ -263,10 +286,23 @@ class EngineProcess:
             return fatal
         finally:
             self._stopped.discard(request.call)
+            if call.shared_constants is not None:
+                os.close(call.shared_constants.descriptor)
         self._done(request, outputs, call.stages)
         del outputs  # its data ends before the memory of the call is cleaned up
         engine.clean_up()
         return False
+
+    def _shared(self, request: Run) -> SharedConstants | None:
+        if not request.shared or self._descriptors is None:
+            return None
+        descriptor = self._descriptors.receive()
+        return None if descriptor < 0 else SharedConstants(request.shared, descriptor)
+
+    def share(self, call: int, constants: SharedConstants) -> None:
+        """Send the node a descriptor of constants that a call has copied to the device."""
+        if self._descriptors is not None and self._descriptors.send(constants.descriptor):
+            self.node.send(Shared(call, constants.key))
 
     def _domain(self, function: Function, request: Run) -> MemoryDomain:
         return SliceDomain(self._mapped, request.result_offset, request.result_bytes)

@@ -11,6 +11,7 @@ file              what it has
 `arena_process`   one that maps the arena and is trusted
 `confined`        an engine in a process without rights, which maps no arena
 `sent_calls`      calls that a process has
+`constants_exchange` constants that the processes of a device share
 `loaded_functions` functions and constants that a process has
 `lost_process`    what becomes of the calls of a process that is lost
 `incoming`        outputs that a confined process sends
@@ -24,6 +25,7 @@ file              what it has
 
 from dandelion.executors.arena_process import ProcessExecutor
 from dandelion.executors.confined import ConfinedExecutor
+from dandelion.executors.constants_exchange import ConstantsExchange
 from dandelion.executors.contract import Events, Executor, Functions, StartedEngine, Surroundings
 from dandelion.executors.coroutines import LoopExecutor
 from dandelion.executors.demands import Demands
@@ -35,6 +37,7 @@ from dandelion.executors.threads import ThreadExecutor
 
 __all__ = [
     "ConfinedExecutor",
+    "ConstantsExchange",
     "Demands",
     "Events",
     "Executor",

@@ -9,15 +9,28 @@ demand is kept (`demands`).
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import msgspec
 
 from dandelion.data import Bytes
-from dandelion.driver import InstanceSets
-from dandelion.engine_process.messages import Begun, Done, Failed, Plan, Planned, Ready, Reply, Run
+from dandelion.driver import InstanceSets, SharedConstants
+from dandelion.engine_process.messages import (
+    Begun,
+    Done,
+    Failed,
+    Plan,
+    Planned,
+    Ready,
+    Reply,
+    Run,
+    Shared,
+)
 from dandelion.errors import DandelionError, InternalError, from_record
+from dandelion.executors.constants_exchange import ConstantsExchange
 from dandelion.executors.contract import StartedEngine, Surroundings, finish, function_of
 from dandelion.executors.demands import Demands
 from dandelion.executors.loaded_functions import load_message
@@ -25,7 +38,7 @@ from dandelion.executors.process import EngineProcessExecutor
 from dandelion.executors.processes import Processes
 from dandelion.executors.sent_calls import SentCall, Watcher, read_set
 from dandelion.executors.staging import Order, Stager
-from dandelion.scheduler import CallState, EngineState
+from dandelion.scheduler import CallState, EngineState, Flow
 
 
 class ProcessExecutor(EngineProcessExecutor):
@@ -34,7 +47,13 @@ class ProcessExecutor(EngineProcessExecutor):
     Args:
         engine, info, around, processes, watcher: see `EngineProcessExecutor`.
         demands: what calls need, for all engines of the node.
+
+    Attributes:
+        exchange: of the constants that engines of the device share; None if they share none.
     """
+
+    overtakes: ClassVar[bool] = True
+    exchange: ConstantsExchange | None = None
 
     def __init__(
         self,
@@ -48,6 +67,70 @@ class ProcessExecutor(EngineProcessExecutor):
         stager = Stager(info, around, processes)
         super().__init__(engine, info, around, processes, watcher, stager)
         self._demands = demands
+
+    # --- shared constants -------------------------------------------------------------------------
+
+    def share_constants(self, exchange: ConstantsExchange) -> None:
+        """The process is up: share constants with others of its device, if it can."""
+        self.exchange = exchange if self.answer.capacity.constants_shared else None
+        if self.exchange is not None:
+            self.exchange.join(self)
+
+    def drop_constants(self, flows: Iterable[Flow]) -> None:
+        self._messages += self._functions.constants.evictions(flows)
+        self.events.post(self.flush)
+
+    def resume(self) -> None:
+        self.events.post(self._go_on)
+
+    def _go_on(self) -> None:
+        self._advance()
+        self.flush()
+
+    def _is_held(self, order: Order) -> bool:
+        """Tell whether a call waits until another process has copied its constants."""
+        exchange = self.exchange
+        return (
+            exchange is not None
+            and order.keep
+            and not order.is_plan
+            and exchange.is_copied_elsewhere(self, order.call.flow)
+        )
+
+    def _evict(self, order: Order) -> None:
+        if self.exchange is None:
+            super()._evict(order)
+        elif order.evict:
+            self.exchange.drop(order.evict)
+
+    def forget(self, flow: Flow) -> None:
+        super().forget(flow)
+        if self.exchange is not None:
+            self.exchange.forgot(self, flow)
+
+    def _left(self) -> None:
+        if self.exchange is not None:
+            self.exchange.leave(self)
+
+    def _offered(self, order: Order) -> str:
+        """Send the descriptor of constants that the process is to map; return their key."""
+        if self.exchange is None or not order.keep:
+            return ""
+        shared = self.exchange.kept(self, order.call.flow)
+        descriptors = None if self._process is None else self._process.descriptors
+        if shared is None or descriptors is None or not descriptors.send(shared.descriptor):
+            return ""  # without one, the process copies them
+        return shared.key
+
+    def _take_shared(self, reply: Shared, sent: SentCall) -> None:
+        descriptors = None if self._process is None else self._process.descriptors
+        descriptor = -1 if descriptors is None else descriptors.receive()
+        if descriptor >= 0:
+            if self.exchange is None:
+                os.close(descriptor)
+            else:
+                constants = SharedConstants(reply.key, descriptor)
+                self.exchange.copied(self, sent.call.flow, constants)
 
     # --- plans ------------------------------------------------------------------------------------
 
@@ -105,6 +188,7 @@ class ProcessExecutor(EngineProcessExecutor):
             call.invocation.deadline_ns,
             limit_s,
             order.keep,
+            shared=self._offered(order),
         )
         return (run,)
 
@@ -127,6 +211,11 @@ class ProcessExecutor(EngineProcessExecutor):
         if isinstance(reply, Begun):
             first.begin(now_ns)
             return
+        if isinstance(reply, Shared):
+            self._take_shared(reply, first)
+            return
+        if self.exchange is not None:
+            self.exchange.ended(self, first.call.flow)
         first.call.stages = reply.stages
         if isinstance(reply, Failed):
             error = from_record(reply.error)

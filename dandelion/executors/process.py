@@ -67,11 +67,13 @@ class EngineProcessExecutor(Executor):
         stager: prepares its calls.
 
     Attributes:
+        overtakes: calls are sent before one that has to wait.
         stager: prepares its calls.
         answer: the first message of the process that is up.
     """
 
     collects: ClassVar[bool] = True
+    overtakes: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -138,6 +140,7 @@ class EngineProcessExecutor(Executor):
             return
         self._process = None
         self._watcher.unwatch(process.channel.fileno())
+        self._left()
         self._messages.clear()
         out = tuple(self._out)
         lost = LostProcess(self.info.name, out, list(self._plans.values()), begun)
@@ -160,6 +163,9 @@ class EngineProcessExecutor(Executor):
         self._functions.constants.clear()
         lost.report(self, code, planning)
 
+    def _left(self) -> None:
+        """The process is not used any more."""
+
     def check(self) -> None:
         if not self._out and not self._waiting:
             self._lose({}, 0.0)
@@ -168,6 +174,7 @@ class EngineProcessExecutor(Executor):
         self._processes.abandon()
         self._worker.close(self._leave)  # the system kills a process when this thread ends
         self._process = None
+        self._left()
 
     def _leave(self) -> None:
         """Wait until the process has left, and end all others."""
@@ -189,29 +196,36 @@ class EngineProcessExecutor(Executor):
 
     def _advance(self) -> None:
         """Send what is ready to be sent; what takes time is prepared in a thread first."""
-        while self._waiting and not self._preparing and self._process is not None:
-            order = self._waiting[0]
+        held = 0
+        while held < len(self._waiting) and not self._preparing and self._process is not None:
+            order = self._waiting[held]
             if order.call.cancelled:
-                self._waiting.popleft()
+                del self._waiting[held]
                 self._give_up(order, Cancelled("before it began"))
+                held = 0
                 continue
             try:
                 prepared = self.stager.prepared(order)
             except Exception as error:
-                self._waiting.popleft()
+                del self._waiting[held]
                 self._give_up(order, to_dandelion_error(error, self.info.name))
+                held = 0
                 continue
-            if prepared and self._is_held(order):
-                return
             if not prepared:
                 self._preparing = True
                 self.around.pool.submit(self._prepare, order)
                 return
-            self._waiting.popleft()
+            if self._is_held(order):
+                if not self.overtakes:
+                    return
+                held += 1
+                continue
+            del self._waiting[held]
             self._post(order)
+            held = 0
 
     def _is_held(self, order: Order) -> bool:
-        """Tell whether a call that is prepared waits until others are answered."""
+        """Tell whether a call that is prepared has to wait."""
         return False
 
     def _give_up(self, order: Order, error: DandelionError) -> None:
@@ -317,6 +331,7 @@ class EngineProcessExecutor(Executor):
             if order.call is call and not self._preparing:
                 self._waiting.remove(order)
                 self._give_up(order, Cancelled("before it began"))
+                self._advance()
                 return
         if any(sent.call is call for sent in self._out):
             self._messages.append(StopCall(call.id))

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dandelion.engine_process.channel import MESSAGE_LIMIT_BYTES, Channel, Ended
+from dandelion.engine_process.channel import Channel, Ended
+from dandelion.engine_process.descriptors import DescriptorChannel, descriptor_channels
 from dandelion.engine_process.messages import Failed, Open, Ready, Reply, reply_channel
 from dandelion.errors import DandelionError, EngineDied, from_record
 from dandelion.executors.failures import to_dandelion_error
@@ -42,10 +43,15 @@ _LOOK_S = 0.005
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """A process and the node's end of the conversation with it."""
+    """A process and the node's end of the conversation with it.
+
+    Attributes:
+        descriptors: passes descriptors of constants; None if the process is confined.
+    """
 
     child: subprocess.Popen[bytes]
     channel: Channel[Reply]
+    descriptors: DescriptorChannel | None = None
 
 
 class Processes:
@@ -137,23 +143,32 @@ class Processes:
     def _spawned(self) -> Process:
         """Start a process that prepares itself until it is told to open its engine."""
         ours, theirs = socket.socketpair()
+        arena = self._arena
         with theirs:
-            arena = self._arena
-            place = (-1, 0) if arena is None else (arena.fd, arena.size_bytes)
-            child = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "dandelion.engine_process",
-                    *map(str, (theirs.fileno(), *place)),
-                    *self._arguments,
-                ],
-                pass_fds=(theirs.fileno(),) if arena is None else (theirs.fileno(), arena.fd),
-                stdin=subprocess.DEVNULL,
-                env=small_environment() if arena is None else environment(self._environment),
-            )
-        limit_bytes = MESSAGE_LIMIT_BYTES if arena is not None else CONFINED_LIMIT_BYTES
-        return Process(child, reply_channel(ours, limit_bytes))
+            if arena is None:
+                child = self._child(theirs.fileno(), -1, -1, 0, env=small_environment())
+                return Process(child, reply_channel(ours, CONFINED_LIMIT_BYTES))
+            descriptors, passed = descriptor_channels()
+            with passed:
+                child = self._child(
+                    theirs.fileno(),
+                    passed.fileno(),
+                    arena.fd,
+                    arena.size_bytes,
+                    env=environment(self._environment),
+                )
+        return Process(child, reply_channel(ours), descriptors)
+
+    def _child(
+        self, peer: int, descriptors: int, arena: int, arena_bytes: int, env: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
+        place = map(str, (peer, descriptors, arena, arena_bytes))
+        return subprocess.Popen(
+            [sys.executable, "-m", "dandelion.engine_process", *place, *self._arguments],
+            pass_fds=[fd for fd in (peer, descriptors, arena) if fd >= 0],
+            stdin=subprocess.DEVNULL,
+            env=env,
+        )
 
     def _opened(self, process: Process, device_bytes: int) -> Reply | None:
         """Make a process the one that is used; gives its first message."""
@@ -198,6 +213,8 @@ class Processes:
             Its exit code, if it left by itself.
         """
         process.channel.close()
+        if process.descriptors is not None:
+            process.descriptors.close()
         try:
             return process.child.wait(limit_s)
         except subprocess.TimeoutExpired:

@@ -8,11 +8,13 @@ a response in the form of its route; a connection is never closed without a resp
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from functools import cached_property
 
+from dandelion.data import Bytes
 from dandelion.errors import CapacityError, DandelionError, InternalError, nearest, root_of
 from dandelion.frontend.access import Access, preflight_response
 from dandelion.frontend.access_log import (
@@ -23,7 +25,16 @@ from dandelion.frontend.access_log import (
     access_log_of,
 )
 from dandelion.frontend.adapter import Adapter, AdapterContext, load_adapter
-from dandelion.frontend.asgi import NAME_LIMIT, Receive, Request, Response, Scope, Send, clipped
+from dandelion.frontend.asgi import (
+    NAME_LIMIT,
+    Receive,
+    Request,
+    Response,
+    Scope,
+    Send,
+    clipped,
+    empty_stream,
+)
 from dandelion.frontend.audit import Change
 from dandelion.frontend.catalogue import json_response
 from dandelion.frontend.conversion.converter import Converter
@@ -142,6 +153,8 @@ class App:
                 response = await handler(request)
             except (Exception, asyncio.CancelledError) as error:
                 response = _problem_of(request, error)
+            if response.stream is not None:
+                response.stream = await self._limited(request, response.stream)
             response.close = request.close
             if request.response_headers:
                 response.headers += request.response_headers
@@ -177,6 +190,25 @@ class App:
             span.context.traceparent if span is not None else "",
             request.headers.get(b"user-agent", b"")[: AGENT_LIMIT + 1],
         )
+
+    async def _limited(
+        self, request: Request, stream: AsyncGenerator[Bytes, None]
+    ) -> AsyncGenerator[Bytes, None]:
+        """Limit a stream, which may have no end."""
+        if request.method == "HEAD":
+            await stream.aclose()
+            return empty_stream()
+        return self._while_allowed(request, stream)
+
+    async def _while_allowed(
+        self, request: Request, stream: AsyncGenerator[Bytes, None]
+    ) -> AsyncGenerator[Bytes, None]:
+        """Yield what a stream yields, until the token of its request expires or is removed."""
+        async with contextlib.aclosing(stream):
+            async for chunk in stream:
+                if not self._guard.allows_still(request):
+                    return
+                yield chunk
 
     def _handler(self, request: Request) -> Handler:
         """Check a request, and find what serves it."""

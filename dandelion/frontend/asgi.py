@@ -19,6 +19,7 @@ from collections.abc import (
     Iterable,
     Mapping,
     MutableMapping,
+    Sequence,
 )
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -49,7 +50,9 @@ WHOLE_RESPONSE = "dandelion.response"
 TASK = "dandelion.task"
 """Key in the scope. A server that starts a request without a task puts the later task there."""
 FIELDS = "dandelion.fields"
-"""Key in the scope: the headers as a mapping, made by the server. It is never changed."""
+"""Key in the scope: `header_fields`, made by the server. It is never changed."""
+_LISTS = (b"accept", b"prefer", b"content-encoding")
+"""Headers that are lists: several lines of one are one list (RFC 9110, 5.3)."""
 WHOLE_BODY = "dandelion.body"
 """Key in the scope: the body, if all of it was there when the application was called."""
 WATCH_AFTER_S = 0.02
@@ -129,6 +132,12 @@ class Response:
         await send({"type": "http.response.body", "body": b""})
 
 
+async def empty_stream() -> AsyncGenerator[Bytes, None]:
+    """Yield nothing: the stream of a response without a body."""
+    return
+    yield b""
+
+
 class DisconnectWatcher:
     """Cancels the coroutine of a request when its client disconnects.
 
@@ -187,8 +196,7 @@ class Request:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.receive = receive
-        # The last value of each.
-        self.headers: Mapping[bytes, bytes] = scope.get(FIELDS) or dict(scope["headers"])
+        self.headers: Mapping[bytes, bytes] = scope.get(FIELDS) or header_fields(scope["headers"])
         self.parameters: Mapping[str, str] = _NO_PARAMETERS  # of the route's path
         self.raw_query: bytes = scope["query_string"]
         self.grant: Grant = ANONYMOUS  # what its caller may do
@@ -282,6 +290,16 @@ class Request:
             message = f"'{clipped(text)}' is not a positive integer"
             raise InvalidInput("query.version", message)
         return int(text)
+
+
+def header_fields(headers: Sequence[Header]) -> Mapping[bytes, bytes]:
+    """Make a mapping of headers: all lines of those that are lists, the last one of others."""
+    fields = dict(headers)
+    if len(fields) != len(headers):
+        for name in _LISTS:
+            if name in fields:
+                fields[name] = b", ".join([value for other, value in headers if other == name])
+    return fields
 
 
 def clipped(text: str, limit: int = 80) -> str:

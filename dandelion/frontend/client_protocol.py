@@ -35,7 +35,13 @@ from dandelion.documents import (
     collect,
 )
 from dandelion.errors import DandelionError, InvalidInput, Unknown, from_record
-from dandelion.frontend.client_requests import ClientRequest, ClientResponse, Steps, checked_headers
+from dandelion.frontend.client_requests import (
+    ClientRequest,
+    ClientResponse,
+    Steps,
+    check_seconds,
+    checked_headers,
+)
 from dandelion.frontend.codecs import decode_response
 from dandelion.frontend.kept_documents import (
     EventsDocument,
@@ -114,8 +120,9 @@ def _invocation(
     chunks = request_body(sets)
     headers, timeout_s = {**_MSGPACK, **more}, None
     if deadline_s is not None:
+        check_seconds("deadline_s", deadline_s)
         headers["Dandelion-Deadline"] = repr(float(deadline_s))
-        timeout_s = max(deadline_s, 0.0) + _GRACE_S
+        timeout_s = deadline_s + _GRACE_S
     return ClientRequest("POST", path, headers, chunks, timeout_s)
 
 
@@ -124,6 +131,7 @@ def submit(requested: KeptRequest, sets: Mapping[str, Value]) -> Steps[str]:
     chunks = request_body(sets)
     headers = {**_MSGPACK, "Prefer": "respond-async"}
     if requested.deadline_s is not None:
+        check_seconds("deadline_s", requested.deadline_s)
         headers["Dandelion-Deadline"] = repr(float(requested.deadline_s))
     if requested.priority:
         headers["Dandelion-Priority"] = str(requested.priority)
@@ -171,7 +179,7 @@ def list_kept(state: KeptState | None, after: str, limit: int) -> Steps[KeptPage
     """List asynchronous invocations, newest first."""
     query = {"limit": str(limit)} | ({} if state is None else {"state": state.value})
     query |= {"after": after} if after else {}
-    path = f"/v1/invocations?{urllib.parse.urlencode(query)}"
+    path = f"/v1/invocations?{_query(query)}"
     found = _decoded((yield ClientRequest("GET", path)), InvocationsDocument)
     return KeptPage(tuple(map(kept_view, found.invocations)), found.after)
 
@@ -185,6 +193,8 @@ def request_body(sets: Mapping[str, Value]) -> list[Bytes]:
     items, values = outgoing_sets(sets)
     try:
         return encode_request(items, values)
+    except UnicodeEncodeError as error:
+        raise _no_unicode("sets", error.object) from None
     except OverflowError as error:
         hint = "give larger ones as text"
         raise InvalidInput("sets", f"an integer has more than 64 bits: {error}", hint) from None
@@ -255,7 +265,7 @@ def graph(name: str, format_: str, version: int | None) -> Steps[str]:
 def activity(query: ActivityQuery) -> Steps[Activity]:
     """Ask what the tenant did lately."""
     given = {name: value for name, value in msgspec.structs.asdict(query).items() if value}
-    text = urllib.parse.urlencode({n: str(v).lower() if v is True else v for n, v in given.items()})
+    text = _query({n: str(v).lower() if v is True else v for n, v in given.items()})
     return _decoded((yield ClientRequest("GET", f"/v1/activity?{text}")), Activity)
 
 
@@ -269,7 +279,7 @@ def logs(function: str | None, invocation: str | None, after: int, limit: int) -
     """Fetch lines that functions wrote."""
     requested = {"function": function, "invocation": invocation, "after": after, "limit": limit}
     given = {name: value for name, value in requested.items() if value is not None}
-    path = "/v1/logs?" + urllib.parse.urlencode(given)
+    path = "/v1/logs?" + _query(given)
     return _decoded((yield ClientRequest("GET", path, {"Accept": "application/json"})), LogPage)
 
 
@@ -283,7 +293,7 @@ def capacity(function: str | None, version: int | None) -> Steps[NodeCapacity]:
     path = "/v1/capacity"
     if function is not None:
         requested = {"function": function} | ({} if version is None else {"version": str(version)})
-        path += "?" + urllib.parse.urlencode(requested)
+        path += "?" + _query(requested)
     return _decoded((yield ClientRequest("GET", path)), NodeCapacity)
 
 
@@ -341,5 +351,24 @@ def _decoded(response: ClientResponse, cls: type[T]) -> T:
 def _path(route: str, name: str, version: int | None = None, tail: str = "", **query: str) -> str:
     if version is not None:
         query["version"] = str(version)
-    path = f"{route}/{urllib.parse.quote(name, safe='')}{tail}"
-    return f"{path}?{urllib.parse.urlencode(query)}" if query else path
+    try:
+        path = f"{route}/{urllib.parse.quote(name, safe='')}{tail}"
+    except UnicodeEncodeError:
+        raise _no_unicode("name", name) from None
+    return f"{path}?{_query(query)}" if query else path
+
+
+def _query(given: Mapping[str, object]) -> str:
+    """Write the query of a URL.
+
+    Raises:
+        InvalidInput: a text has bytes that are not Unicode, as from a command line.
+    """
+    try:
+        return urllib.parse.urlencode(given)
+    except UnicodeEncodeError as error:
+        raise _no_unicode("query", error.object) from None
+
+
+def _no_unicode(where: str, text: str) -> InvalidInput:
+    return InvalidInput(where, f"{text!a} is not valid Unicode", "names are text in UTF-8")

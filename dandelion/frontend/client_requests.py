@@ -16,6 +16,8 @@ from dandelion.frontend.client_tls import Tls, tls_context
 T = TypeVar("T")
 URL = "http://127.0.0.1:8080"
 TIMEOUT_S = 75.0
+SECONDS_LIMIT = 10**9
+"""Longest time-out; more does not fit the clock of every system."""
 CONNECTIONS = 100
 _JOIN_BYTES = 64 * 1024
 """Bodies up to this size are joined."""
@@ -70,7 +72,8 @@ class ClientTarget:
 
         Raises:
             InvalidInput: the URL is not that of a node, the token or a header is malformed, the
-                certificates cannot be read, or `connections` is not positive.
+                certificates cannot be read, `timeout_s` is not one that `check_seconds` accepts,
+                or `connections` is not positive.
         """
         try:
             parts = urllib.parse.urlsplit(url)
@@ -84,6 +87,7 @@ class ClientTarget:
             hint = "write it like http://127.0.0.1:8080"
             raise InvalidInput("url", f"'{url}' is not the URL of a node", hint)
         given = checked_headers(headers or {}, token)
+        check_seconds("timeout_s", timeout_s)
         if connections < 1:
             raise InvalidInput("connections", f"{connections} is not a positive integer")
         path = parts.path.rstrip("/")
@@ -91,6 +95,17 @@ class ClientTarget:
         secure = parts.scheme == "https"
         context = tls_context(tls) if secure else None
         return cls(url, secure, host, port, path, timeout_s, given, connections, context)
+
+
+def check_seconds(where: str, seconds: float) -> None:
+    """Refuse a time that sockets cannot wait for.
+
+    Raises:
+        InvalidInput: it is not a positive number up to `SECONDS_LIMIT`.
+    """
+    if not (isinstance(seconds, int | float) and 0 < seconds <= SECONDS_LIMIT):
+        message = f"{seconds} is not a number of seconds from 0 to {SECONDS_LIMIT}"
+        raise InvalidInput(where, message, "for a very long time, give a day: 86400")
 
 
 def checked_headers(headers: Mapping[str, str], token: str | None) -> dict[str, str]:

@@ -72,6 +72,13 @@ class Guard:
             return None
         return self._table.find(authorization[len(_SCHEME) :].rstrip(b" \t"))
 
+    def allows_still(self, request: Request) -> bool:
+        """Whether a request that takes long would be allowed now: its token may be gone."""
+        if not self.is_closed or request.grant is ANONYMOUS:
+            return True
+        found, before = self._grant_of(request), request.grant
+        return found is not None and (found.tenant, found.rights) == (before.tenant, before.rights)
+
     def authorize(self, request: Request, right: Right | None, also: Right | None = None) -> None:
         """Refuse a request that its grant does not allow, or not now.
 

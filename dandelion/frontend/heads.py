@@ -15,7 +15,13 @@ import asyncio
 
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 
-from dandelion.frontend.asgi import FIELDS, WHOLE_RESPONSE, Header, Message
+from dandelion.frontend.asgi import (
+    FIELDS,
+    WHOLE_RESPONSE,
+    Header,
+    Message,
+    header_fields,
+)
 from dandelion.frontend.cycle import Cycle
 
 KNOWN_HEADS = 1024
@@ -63,7 +69,7 @@ def head_scope(
         "raw_path": raw_path,
         "query_string": query,
         "headers": headers,
-        FIELDS: dict(headers),
+        FIELDS: header_fields(headers),
     }
 
 

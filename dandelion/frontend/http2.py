@@ -22,6 +22,7 @@ Source: RFC 9113 (HTTP/2), RFC 7541 (HPACK).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -189,7 +190,8 @@ class Http2Protocol(Http2Connection):
     def _on_request(self, event: h2.events.RequestReceived) -> None:
         number = event.stream_id
         if self._draining or len(self._running) >= 2 * limits.STREAMS:
-            self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
+            with contextlib.suppress(*_GONE):  # the client may have reset it already
+                self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
             return
         self._last_stream = number
         self._frames.add(limits.REQUEST_FRAMES)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import msgspec
 
 from dandelion.asynchronous.records import KeptRequest, KeptState, KeptView, Watched
-from dandelion.data import Bytes, ItemSet
-from dandelion.errors import InvalidInput
-from dandelion.frontend.asgi import Header, Request, Response, clipped, did_you_mean
+from dandelion.data import ItemSet
+from dandelion.errors import InvalidInput, Overloaded
+from dandelion.frontend.asgi import (
+    Header,
+    Request,
+    Response,
+    clipped,
+    did_you_mean,
+    empty_stream,
+)
 from dandelion.frontend.event_stream import EVENT_STREAM, event_stream
 from dandelion.frontend.interruptible import InterruptibleWaits
 from dandelion.frontend.kept_documents import (
@@ -61,7 +68,7 @@ class KeptRoutes:
             request: of the client.
             requested: what to invoke.
             sets: the inputs.
-            preferences: how long to wait.
+            preferences: how long to wait; it does not wait if too many requests of the tenant do.
             codecs: that the client accepts for the result, best first.
         """
         tenant = request.grant.tenant
@@ -70,13 +77,17 @@ class KeptRoutes:
         request.invocation = view.id
         headers: list[Header] = [
             (b"location", b"/v1/invocations/" + view.id.encode()),
-            (b"preference-applied", preferences.applied()),
+            _applied(preferences),
         ]
         if preferences.wait_s:
             request.watch()
             watch = partial(self._kept.watch, view.id, tenant=tenant, end=True)
             wait_s = min(float(preferences.wait_s), WAIT_LIMIT_S)
-            watched = await self._waits.wait(watch(wait_s=wait_s))
+            try:
+                watched = await self._waits.wait(watch(wait_s=wait_s))
+            except Overloaded:  # it is accepted: an error would make the client repeat it
+                preferences = Preferences(respond_async=True)
+                return _shown(view, 202, [*headers[:1], _applied(preferences)])
             view = view if watched is None else watched.view
             if view.state.has_ended:
                 request.response_headers += headers
@@ -159,9 +170,7 @@ class KeptRoutes:
             return Response([msgspec.json.encode(events_document(watched))])
         watched = await self._kept.watch(id_, tenant=tenant, after=after, wait_s=_GLANCE_S)
         if watched.view.state.has_ended and not watched.events:
-            return Response([], EVENT_STREAM, 204, stream=_nothing())  # do not connect again
-        if request.method == "HEAD":
-            return Response([b""], EVENT_STREAM)
+            return Response([], EVENT_STREAM, 204, stream=empty_stream())  # do not connect again
         request.watch()
         stream = event_stream(self._kept, self._waits, tenant, watched, after)
         return Response([], EVENT_STREAM, headers=[(b"cache-control", b"no-store")], stream=stream)
@@ -187,9 +196,8 @@ class KeptRoutes:
         return await watch(end=end)
 
 
-async def _nothing() -> AsyncGenerator[Bytes, None]:
-    return
-    yield b""
+def _applied(preferences: Preferences) -> Header:
+    return b"preference-applied", preferences.applied()
 
 
 def _shown(view: KeptView, status: int = 200, headers: list[Header] | None = None) -> Response:

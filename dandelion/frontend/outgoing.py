@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from dandelion.data import Item, ItemSet, Value
+from dandelion.data import Item, ItemSet, Value, text_data
 from dandelion.errors import InvalidInput
 from dandelion.frontend.codecs import PackItem
 from dandelion.frontend.values import FIELDS
@@ -118,7 +118,7 @@ def _item(set_name: str, name: str, value: Value) -> Item | PackItem | dict[str,
     if isinstance(value, bytes | bytearray | memoryview):
         return PackItem(memoryview(value).cast("B"), name)
     if isinstance(value, str):
-        return PackItem(memoryview(value.encode()), name)
+        return PackItem(memoryview(text_data(f"sets.{set_name}", value)), name)
     if isinstance(value, np.ndarray | np.generic):
         return _items(set_name, {name: value})[0]
     if isinstance(value, Sequence) and is_numbers(value):

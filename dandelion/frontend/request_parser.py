@@ -19,7 +19,7 @@ import httptools
 from httptools import HttpParserError, HttpParserUpgrade
 
 from dandelion.errors import DandelionError, InvalidInput
-from dandelion.frontend.asgi import FIELDS, Header, Message
+from dandelion.frontend.asgi import FIELDS, Header, Message, clipped
 from dandelion.frontend.cycle import Cycle
 from dandelion.frontend.heads import head_scope
 from dandelion.frontend.problem import HeadTooLong, NoTunnel, RequestError
@@ -27,7 +27,8 @@ from dandelion.frontend.problem import HeadTooLong, NoTunnel, RequestError
 HEAD_LIMIT_BYTES = 64 * 1024
 """Longest head of a request, see `RequestParser`."""
 PIECE_BYTES = 64 * 1024
-_FRAMING = (b"content-length", b"transfer-encoding")
+_CODING = b"transfer-encoding"
+_FRAMING = (b"content-length", _CODING)
 
 
 class ReceivesRequests(Protocol):
@@ -144,6 +145,8 @@ class RequestParser:
             url.query or b"",
             self._headers,
         )
+        if _CODING in head[FIELDS]:
+            _check_coding(self._headers)
         self._headers = []  # for trailers
         self._connection.begin_request(
             head,
@@ -177,9 +180,21 @@ class RequestParser:
         self._connection.cycle.end_body()
 
 
+def _check_coding(headers: list[Header]) -> None:
+    """Refuse transfer codings before the chunks, which the parser leaves in the body.
+
+    Raises:
+        InvalidInput: there is one.
+    """
+    codings = b", ".join([value for name, value in headers if name == _CODING])
+    if codings.strip().lower() != b"chunked":
+        given = clipped(codings.decode("latin-1"))
+        raise InvalidInput("header.transfer-encoding", f"'{given}'", "send chunked alone")
+
+
 def _reason(error: HttpParserError) -> DandelionError:
     """Return why a request is refused. The caller has no variable for it: that would be a cycle."""
     cause = error.__context__
-    return (
-        cause if isinstance(cause, RequestError) else InvalidInput("request", "not valid HTTP/1.1")
-    )
+    if isinstance(cause, RequestError | InvalidInput):
+        return cause
+    return InvalidInput("request", "not valid HTTP/1.1")

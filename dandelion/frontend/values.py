@@ -30,7 +30,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dandelion.arrays import Shape, bytes_of, checked_type, declared_dtype, dtype_named, name_of
+from dandelion.arrays import (
+    Shape,
+    bytes_of,
+    checked_type,
+    declared_dtype,
+    dtype_named,
+    exact_integers,
+    name_of,
+)
 from dandelion.data import Bytes, Item, ItemSet, SetSpec
 from dandelion.errors import InvalidInput
 from dandelion.frontend.asgi import clipped, did_you_mean
@@ -95,9 +103,8 @@ def _item(where: str, name: str, value: Plain, spec: SetSpec | None) -> Item:
             raise InvalidInput(
                 where, "the set declares no dtype for numbers", "give text, or data, or a dtype"
             )
-        return Item(
-            name, 0, cast_numbers(where, number_array(where, value), declared_dtype(spec.dtype))
-        )
+        declared = declared_dtype(spec.dtype)
+        return Item(name, 0, cast_numbers(where, number_array(where, value, declared), declared))
     raise InvalidInput(
         where, f"{_kind(value)} is not an item", "give a string, or an object with data"
     )
@@ -162,24 +169,31 @@ def _numbers(
 ) -> Item:
     """Make an item from a number or from nested lists of numbers, row-major."""
     declared = spec.dtype if spec is not None else None
-    array = number_array(where, value)
     if dtype is not None:
         element = dtype_named(where, dtype)
-        if shape is None and declared is None:
-            shape = list(array.shape)
     elif declared is not None:
         element = declared_dtype(declared)
     else:
         raise InvalidInput(where, "the set declares no dtype for numbers", "give a dtype")
+    array = number_array(where, value, element)
+    if dtype is not None and shape is None and declared is None:
+        shape = list(array.shape)
     data = cast_numbers(where, array, element)
     return Item(item.name, item.key, data, *item_type(where, dtype, shape, len(data), spec))
 
 
-def number_array(where: str, value: Plain) -> Array:
+def number_array(where: str, value: Plain, target: np.dtype[Any]) -> Array:
     """Read a number or nested lists of numbers, row-major.
 
+    Args:
+        where: of the value, for errors.
+        value: the numbers.
+        target: to which they will be converted. For integers no digit is lost, also where numpy
+            makes floats, as of 2**63 or more beside smaller ones.
+
     Raises:
-        InvalidInput: there is something else in them, or lists have different lengths.
+        InvalidInput: there is something else in them, lists have different lengths, or a large
+            number does not fit integers of the target.
     """
     try:
         array = np.asarray(value)
@@ -187,8 +201,16 @@ def number_array(where: str, value: Plain) -> Array:
         raise InvalidInput(where, f"not an array: {error}") from None
     if not array.size:
         array = array.astype(np.uint8)
-    if array.dtype.kind not in "biuf":
+    # An object array of numbers has integers of more than 64 bits; JavaScript writes floats so.
+    if array.dtype.kind not in "biuf" and not all(isinstance(v, int | float) for v in array.flat):
         raise InvalidInput(where, "an array has numbers only, in lists of equal length")
+    if target.kind in "iu" and array.dtype.kind in "fO":
+        return exact_integers(where, value, array, target)
+    if array.dtype.kind == "O":
+        try:
+            return array.astype(np.float64)
+        except OverflowError:
+            raise InvalidInput(where, f"an integer does not fit {target}") from None
     return array
 
 

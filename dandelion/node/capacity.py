@@ -134,9 +134,13 @@ def engine_capacities(
 ) -> tuple[EngineCapacity, ...]:
     """Describe each engine."""
     rows = []
+    stated: set[int] = set()
     for executor in executors:
         engine = executor.engine
         constants = scheduler.calls.residency.devices.get(engine)
+        if id(constants) in stated:  # its device's engines share it
+            constants = None
+        stated.add(id(constants))
         rows.append(
             EngineCapacity(
                 engine.name or executor.info.name,
@@ -192,7 +196,7 @@ def tenant_capacities(
     """
     residency = scheduler.calls.residency
     device_bytes: Counter[Tenant] = Counter()
-    for place in residency.devices.values():
+    for place in {id(place): place for place in residency.devices.values()}.values():
         device_bytes.update(place.by_tenant)
     for engine in scheduler.calls.engines.all.values():
         for call in engine.sent.values():

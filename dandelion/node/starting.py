@@ -22,6 +22,7 @@ from dandelion.driver import (
 from dandelion.errors import BackendUnavailable
 from dandelion.executors import (
     ConfinedExecutor,
+    ConstantsExchange,
     Demands,
     Executor,
     InlineExecutor,
@@ -76,6 +77,7 @@ class EngineStarter:
         self._around = around
         self._runtime = runtime
         self._demands = Demands()
+        self._exchanges: dict[tuple[str, str], ConstantsExchange] = {}
         self._ids = itertools.count(1)
         self.sharings: list[Sharing] = []
 
@@ -154,6 +156,7 @@ class EngineStarter:
             info.resource = resource or answer.resources[0]
             state.device = (info.backend, info.resource)
             state.planner = answer.plans
+            executor.share_constants(self._exchange(state))
             if state.name:
                 return  # it was lost and is up again
             driver = next((d for d in backend.drivers if d.name == answer.backend), backend.driver)
@@ -167,6 +170,12 @@ class EngineStarter:
                 self._start_workers(chosen, info.resource, answer.workers, answer.elastic)
 
         self._add(backend, state, info, ready, {}, "sequential")
+
+    def _exchange(self, engine: EngineState) -> ConstantsExchange:
+        exchange = self._exchanges.get(engine.device)
+        if exchange is None:
+            exchange = self._exchanges[engine.device] = ConstantsExchange(self._around.pool)
+        return exchange
 
     def _start_workers(self, backend: Backend, resource: str, count: int, elastic: bool) -> None:
         """Add the workers of one resource; the scheduler says which are started."""
@@ -203,6 +212,7 @@ class EngineStarter:
             def ready(executor: Executor, info: StartedEngine = info, number: int = number) -> None:
                 assert isinstance(executor, ProcessExecutor), "it lives in a process"
                 executor.engine.planner = executor.answer.plans
+                executor.share_constants(self._exchange(executor.engine))
                 info.name = f"{executor.answer.engine}/{number}"
                 info.description = f"{executor.answer.description}, {sharing.description}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -58,6 +58,7 @@ class EngineState:
         side: of the division of cores, if they are divided.
         held, contents: flows whose constants its device has, or will have when the calls before the
             next one have begun, and the content of these constants.
+        loading: which of its device's engines copies them now, by content.
         capacity: known when it is ready.
         planner: calls must have a demand before they are placed, since engines differ.
         joins: it runs batches.
@@ -106,14 +107,15 @@ class EngineState:
     side: CoreSide | None = None
     held: Collection[Flow] = ()
     contents: Collection[Hashable] = ()
+    loading: Mapping[Hashable, EngineState] = field(default_factory=dict)
 
     def lacks(self, flow: Flow) -> bool:
-        """Tell whether a flow has constants that would first have to be copied to its device."""
-        return (
-            LARGE_CONSTANTS_BYTES <= flow.constants_bytes <= self.capacity.constants_bytes
-            and flow not in self.held
-            and flow.constants not in self.contents
-        )
+        """Tell whether a flow has constants that its device lacks, or another engine copies now."""
+        if not LARGE_CONSTANTS_BYTES <= flow.constants_bytes <= self.capacity.constants_bytes:
+            return False
+        if flow not in self.held and flow.constants not in self.contents:
+            return True
+        return self.loading.get(flow.constants, self) is not self
 
     @property
     def free(self) -> int:

@@ -8,7 +8,7 @@ flow gives up its hold; the entry goes with the last one.
 When memory is full, the entries with the least use for their reload cost are evicted (greedy-dual
 with frequency: an evicted entry sets the level from which the others must fall). The uses of all
 holders count. Entries that calls need are pinned. On a device they may be evicted for a call that
-is sent, since the device runs its calls in order, but only after those that no call needs.
+is sent, since each engine runs its calls in order, but only after those that no call needs.
 
 Source: greedy-dual-size with frequency, Cherkasova, HPL-98-69R1.
 """
@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 
+from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.records import Flow, Tenant
 
 _FIXED_US = 100.0
@@ -54,12 +55,14 @@ class FunctionMemory:
     Attributes:
         used_bytes: of all entries.
         by_tenant: bytes charged to each tenant.
+        loading: the engine whose next call copies the content of a new entry; of a device.
     """
 
     capacity_bytes: int
     shares: bool = False
     used_bytes: int = 0
     by_tenant: dict[Tenant, int] = field(default_factory=dict)
+    loading: dict[Hashable, EngineState] = field(default_factory=dict)
     _entries: dict[Hashable, _Entry] = field(default_factory=dict)
     _flows: OrderedDict[Flow, _Entry] = field(default_factory=OrderedDict)
     _level: float = 0.0
@@ -127,6 +130,7 @@ class FunctionMemory:
                 del self.by_tenant[tenant]
         if not entry.holders:
             del self._entries[entry.key]
+            self.loading.pop(entry.key, None)
             self._level = max(self._level, entry.level)
             self.used_bytes -= entry.size_bytes
 

@@ -217,6 +217,11 @@ def _check_memory(scheduler: Scheduler, wanted: list[CallState]) -> None:
         assert place.by_tenant == charged, "tenants' bytes do not add up"
     for engine, place in residency.devices.items():
         assert engine.phase is EnginePhase.READY, f"constants on {engine.id}, which is not up"
+        for content, source in place.loading.items():
+            assert content in place.contents, "constants are copied that were evicted"
+            if source is engine:
+                copies = any(c.flow.constants == content for c in engine.sent.values())
+                assert copies, f"{engine.id} copies constants for no call"
         for tenant, size in place.by_tenant.items():
             over = size - tenant.quota.device_bytes
             assert over <= 0, f"{tenant.name} has too much of {engine.id}"

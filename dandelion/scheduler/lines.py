@@ -165,7 +165,9 @@ class Lines:
         found, least = best, (start + lead, NEVER)
         for flow in islice(queues if len(queues) < len(held) else held, HELD_LOOKED_AT):
             queue = queues.get(flow)
-            if queue is None or flow not in held or queue.parked or busy_owner(flow) is not None:
+            if queue is None or flow not in held or engine.lacks(flow):
+                continue
+            if queue.parked or busy_owner(flow) is not None:
                 continue
             rank = (policy.key(queue), queue.slots[0])
             if rank < least:

@@ -253,18 +253,20 @@ def _without_suspects(
 def best_free(engines: Sequence[EngineState], flow: Flow) -> EngineState | None:
     """Choose among the free ones of some engines.
 
-    One of this node is best, then an idle one, then one whose device has the flow's constants, then
-    the one that ran it last.
+    One of this node is best, then one that copies the flow's constants now, then an idle one, then
+    one whose device has them, then the one that ran it last.
     """
     if len(engines) == 1:
         return engines[0] if engines[0].free > 0 else None
     best: EngineState | None = None
-    best_rank = (False, False, False, 0, 0)
+    best_rank = (False, False, False, False, 0, 0)
     for engine in engines:
         free = engine.free
         if free > 0:
             last = 2 if engine.last is flow else 0
-            rank = (not engine.remote, not engine.sent, not engine.lacks(flow), last, free)
+            copies = engine.loading.get(flow.constants) is engine
+            idle, lacks = not engine.sent, engine.lacks(flow)
+            rank = (not engine.remote, copies, idle, not lacks, last, free)
             if best is None or rank > best_rank:
                 best, best_rank = engine, rank
     return best

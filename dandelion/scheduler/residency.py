@@ -37,7 +37,8 @@ class Residency:
 
     Attributes:
         node: the node's memory.
-        devices: memory for constants, by engine; engines without it are omitted.
+        devices: memory for constants, by engine; engines without it are omitted. Engines of one
+            device may share it.
         line: flows that wait for room in the node's memory, in order.
         leaving: present flows that take no new calls, since waiting flows need their room.
         counts: of copies to devices.
@@ -100,21 +101,41 @@ class Residency:
             return (), False
         for victim in victims:
             place.remove(victim)
+        if not place.has_content(flow):
+            place.loading[flow.constants] = engine
         place.add(flow, size_bytes)
         return tuple(victims), True
+
+    def loaded(self, engine: EngineState, flow: Flow) -> None:
+        """A call of an engine has ended: what it copied is there for the others."""
+        if engine.loading.get(flow.constants) is engine:
+            del self.devices[engine].loading[flow.constants]
 
     # devices
 
     def add_device(self, engine: EngineState, capacity: Capacity) -> None:
-        """An engine is up: it keeps no constants yet."""
+        """An engine is up: it keeps no constants yet, unless it shares those of others."""
         if capacity.constants_bytes:
-            place = self.devices[engine] = FunctionMemory(capacity.constants_bytes, shares=True)
-            engine.held, engine.contents = place.held, place.contents
+            place = self._shared(engine) if capacity.constants_shared else None
+            if place is None:
+                place = FunctionMemory(capacity.constants_bytes, shares=True)
+            self.devices[engine] = place
+            engine.held, engine.contents, engine.loading = place.held, place.contents, place.loading
+
+    def _shared(self, engine: EngineState) -> FunctionMemory | None:
+        """Return the memory for constants that engines of a device share, if one has it."""
+        for other, place in self.devices.items():
+            if other.device == engine.device and other.capacity.constants_shared:
+                return place
+        return None
 
     def drop_device(self, engine: EngineState) -> None:
-        """An engine is gone with all constants."""
-        self.devices.pop(engine, None)
-        engine.held = engine.contents = ()
+        """An engine is gone, and all constants if no other one of its device shares them."""
+        place = self.devices.pop(engine, None)
+        if place is not None:
+            for content in [key for key, source in place.loading.items() if source is engine]:
+                del place.loading[content]
+        engine.held, engine.contents, engine.loading = (), (), {}
 
     # functions
 
@@ -184,7 +205,7 @@ class Residency:
         """Drop a function that no call needs from memory, and from all devices."""
         self.leaving.discard(flow)
         for place in self.devices.values():
-            if flow in place:
+            if flow in place:  # engines may share it
                 place.remove(flow)
         self.node.remove(flow)
         flow.presence = Presence.ABSENT

@@ -309,6 +309,8 @@ class Sending:
             duration_ns = 0
         engine.measured(duration_ns)
         flow.measured(duration_ns)
+        if engine.loading:
+            self._residency.loaded(engine, flow)
         if not engine.remote:
             used_ns, backend = flow.tenant.used_ns, engine.device[0]
             used_ns[backend] = used_ns.get(backend, 0) + duration_ns

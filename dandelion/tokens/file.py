@@ -69,16 +69,18 @@ def read_tokens(path: Path) -> tuple[TokenRecord, ...]:
 
 
 def write_tokens(path: Path, records: Sequence[TokenRecord]) -> None:
-    """Replace the file at once. Comments in it are lost.
+    """Replace the file at once. Comments in it are lost; its owner stays, and links to it.
 
     Raises:
         InvalidInput: the records cannot be used together.
         OSError: the file cannot be written; the old one is as it was.
     """
     check_records(records)
+    path = path.resolve()
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # of mode 0600
     try:
         with os.fdopen(descriptor, "w") as file:
+            _keep_owner(path, descriptor)
             file.write("\n".join(map(_text, records)))
             file.flush()
             os.fsync(file.fileno())
@@ -88,6 +90,14 @@ def write_tokens(path: Path, records: Sequence[TokenRecord]) -> None:
         raise
 
 
+def _keep_owner(path: Path, descriptor: int) -> None:
+    """Give a new file the owner of the old one: the node's user must be able to read it."""
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        old = path.stat()
+        if old.st_uid != os.geteuid():
+            os.fchown(descriptor, old.st_uid, old.st_gid)
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Keep other processes from changing the file; they wait.
@@ -95,7 +105,7 @@ def locked(path: Path) -> Iterator[None]:
     Raises:
         OSError: the folder of the file cannot be opened.
     """
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    folder = os.open(path.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import math
 import re
 import secrets
 from collections.abc import Sequence
@@ -35,6 +34,10 @@ class Right(enum.Enum):
     REGISTER = "register"
     READ = "read"
     OPERATE = "operate"
+
+
+LOWEST_RATE, HIGHEST_RATE = 1e-9, 10**9
+"""Times between requests are exact enough for these; with smaller rates they would be infinite."""
 
 
 class TokenRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -75,8 +78,11 @@ class TokenRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise InvalidInput("rights", "the list is empty", f"use {', '.join(right_names())}")
         if self.rate is None and self.burst is not None:
             raise InvalidInput("burst", "it is given without a rate", "add the rate")
-        if self.rate is not None and not (0 < self.rate < math.inf):
-            raise InvalidInput("rate", f"{self.rate} is not a positive number")
+        if self.rate is not None and not LOWEST_RATE <= self.rate <= HIGHEST_RATE:
+            message = f"{self.rate} is not a number from {LOWEST_RATE} to {HIGHEST_RATE}"
+            raise InvalidInput("rate", message, "without a rate there is no limit")
+        if self.burst is not None and self.burst > HIGHEST_RATE:
+            raise InvalidInput("burst", f"{self.burst} is more than {HIGHEST_RATE}")
 
 
 def right_names() -> list[str]:

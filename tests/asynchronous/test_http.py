@@ -189,6 +189,20 @@ def test_a_wait_answers_synchronously_if_it_is_long_enough(here: Served) -> None
     assert here.submit("echo", Prefer="return=minimal").status == 200
 
 
+def test_preferences_in_several_lines_are_one_list(here: Served) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=TIMEOUT_S)
+    with contextlib.closing(connection):
+        connection.putrequest("POST", "/v1/invoke/echo")
+        given = {"Content-Type": "application/json", "Content-Length": str(len(SETS))}
+        lines = [*given.items(), ("Prefer", "respond-async"), ("Prefer", "wait=20")]
+        for name, value in [*lines, ("Accept", "application/json"), ("Accept", "text/html")]:
+            connection.putheader(name, value)
+        connection.endheaders(SETS)
+        response = connection.getresponse()
+        assert response.status == 200, response.read()
+        assert response.headers["preference-applied"] == "respond-async, wait=20"
+
+
 def test_what_does_not_fit_is_refused_at_once(here: Served) -> None:
     assert here.submit("ecko").kind == "Unknown"
     assert here.submit("echo", b'{"sets": {}}').kind == "InvalidInput"
@@ -277,6 +291,15 @@ def test_a_repetition_waits_for_the_first_request(here: Served) -> None:
     assert [one.status for one in answers] == [200, 200]
     assert answers[0].body == answers[1].body
     assert here.ask("GET", "/v1/invocations").json["invocations"][0]["attempts"] == 1
+
+
+def test_a_wait_that_is_no_number_is_refused(here: Served) -> None:
+    with Client(f"http://127.0.0.1:{here.port}") as client:
+        handle = client.submit("wait", a="x")
+        with pytest.raises(InvalidInput, match="timeout_s"):  # it would never be over
+            handle.result(float("nan"))
+        here.gate.open()
+        assert handle.result(20)["b"].text() == "x"
 
 
 def test_clients_repeat_a_call_with_a_key(here: Served) -> None:
@@ -422,6 +445,11 @@ def test_a_tenant_has_a_bounded_number_of_streams(frontends: int) -> None:
             assert (refused.status, refused.kind) == (429, "Overloaded"), path
         assert here.ask("GET", place).json["state"] == "running"
         assert here.submit("echo").status == 202
+        # It is accepted: with an error the client would repeat it.
+        accepted = here.submit("echo", Prefer="respond-async, wait=20")
+        assert accepted.status == 202, accepted.body
+        assert accepted.headers["preference-applied"] == "respond-async"
+        assert here.ask("GET", accepted.headers["location"]).status == 200
         opened.close()
         wait_until(lambda: not watching, TIMEOUT_S)
         here.gate.open()

@@ -169,17 +169,38 @@ def folder_instead(path: Path) -> None:
     path.mkdir()
 
 
-@pytest.mark.parametrize("damage", [newer, another, bad_record, overwritten, folder_instead])
+def emptied(path: Path) -> None:
+    lost(path)
+    path.touch()
+
+
+def lost(path: Path) -> None:
+    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+        path.with_name(name).unlink(missing_ok=True)
+
+
+DAMAGES = [newer, another, bad_record, overwritten, folder_instead, emptied, lost]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_store_is_refused_with_instructions(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     damage(filled(tmp_path))
+    files = sorted(tmp_path.glob("invocations/*"))
     settings = Settings(backends=("null",), catalog=f"sqlite:{tmp_path}")
     with pytest.raises(KeptCorrupt) as caught:
         Node(settings)
+    assert sorted(tmp_path.glob("invocations/*")) == files != []
     assert "invocations.sqlite" in caught.value.path
     assert "away" in caught.value.remedy
-    for name in ("invocations.sqlite", "invocations.sqlite-wal", "invocations.sqlite-shm"):
+    named = (
+        "invocations.sqlite",
+        "invocations.sqlite-wal",
+        "invocations.sqlite-shm",
+        "invocations",
+    )
+    for name in named:
         (tmp_path / name).exists() and (tmp_path / name).rename(tmp_path / f"away-{name}")
     with Node(settings):  # as instructed; the lock of the catalogue was given back
         pass

@@ -248,6 +248,37 @@ def test_saved_results_are_drawn_reported_and_compared(command: Command, tmp_pat
     assert "good" in command("compare", tmp_path / "old", tmp_path / "new")[1]
 
 
+def test_without_a_path_the_last_run_is_reported(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = tmp_path / "checkout" / "results"
+    monkeypatch.setattr(experiments, "CHECKOUT_RESULTS", stored)
+    monkeypatch.setattr(experiments, "LOOSE_RESULTS", tmp_path / "bench-results")
+    (tmp_path / "pyproject.toml").touch()
+    page = tmp_path / "page.html"
+    code, _, error = command("report", "--out", page)
+    assert code == 1
+    assert "dandelion bench run" in error
+
+    assert command("run", "good")[0] == 0
+    (saved,) = stored.glob("*.json")
+    old = json.loads(saved.read_bytes()) | {"date": "2020-01-01T00:00:00+00:00"}
+    saved.write_text(json.dumps(old))
+    assert command("run", "good", "--quick")[0] == 0
+    code, _, error = command("report", "--out", page)
+    assert code == 0
+    assert "1 result in" in error
+    assert f"{tmp_path / 'bench-results'}; {stored} has 1" in error
+    assert "2020-01-01" not in page.read_text()
+
+    assert command("run", "good")[0] == 0
+    saved.write_text(json.dumps(json.loads(saved.read_bytes()) | {"date": "9999-01-01T00:00:00"}))
+    assert command("report", "--out", page)[0] == 0
+    assert "9999-01-01" in page.read_text()
+    assert command("report", tmp_path / "bench-results", "--out", page)[0] == 0
+    assert "9999-01-01" not in page.read_text()
+
+
 def test_without_the_extra_pictures_are_missing_and_the_remedy_is_named(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,17 @@ from dandelion.cluster.kept_copies import CopyLimits
 from dandelion.cluster.kept_messages import AskLife, Offer, Write, decode_question
 from dandelion.cluster.questions import Answer
 from dandelion.data import Bytes
-from tests.cluster.keepers import PlayedLink, PlayedNode, drop, id_of, linked, put, record, until
+from tests.cluster.keepers import (
+    VOTERS,
+    PlayedLink,
+    PlayedNode,
+    drop,
+    id_of,
+    linked,
+    put,
+    record,
+    until,
+)
 
 
 def test_one_large_invocation_does_not_make_a_voter_slow(
@@ -175,6 +185,39 @@ def test_a_new_link_costs_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> N
         await until(lambda: len(journals.held) == 2)
         for one in (a, b, c, restarted):
             await one.close()
+
+    asyncio.run(run())
+
+
+def test_empty_journals_of_a_voter_that_is_away_are_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kept_journals, "JOURNAL_RECORDS", 2)
+    monkeypatch.setattr(kept_journals, "EMPTY_LIMIT", 3)
+
+    async def run() -> None:
+        a, b, c = (PlayedNode(name) for name in VOTERS)
+        journals = a._journals
+        assert journals is not None
+        try:
+            a.link(b, c)
+            await a.write(put(1), put(2))
+            await until(lambda: c.ids == [id_of(1), id_of(2)])
+            a.unlinked(c.name, a.out[c.name])  # for a long time, with copies
+            await a.write(drop(1), drop(2))
+            for number in range(3, 43):
+                await a.write(put(number))
+                await a.write(drop(number))
+            assert len(journals.held) <= 3 + 2
+            await a.write(put(43))
+            await until(lambda: a.ids == b.ids == [id_of(43)])
+            assert c.ids == [id_of(1), id_of(2)]
+            a.link(c)  # what it has missed reaches it, and the empty journals are forgotten
+            await until(lambda: c.ids == [id_of(43)])
+            await until(lambda: len(journals.held) <= 2)
+        finally:
+            for node in (a, b, c):
+                await node.close()
 
     asyncio.run(run())
 

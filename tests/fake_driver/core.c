@@ -204,6 +204,26 @@ int fake_create(int *memory, size_t bytes)
     return OK;
 }
 
+int fake_export(int *descriptor, int memory)
+{
+    *descriptor = fcntl(memory, F_DUPFD_CLOEXEC, 0);
+    return *descriptor < 0 ? INVALID : OK;
+}
+
+/* The memory counts in each process that has it: processes know nothing of each other. */
+int fake_import(int *memory, int descriptor)
+{
+    off_t bytes = lseek(descriptor, 0, SEEK_END);
+    if (bytes <= 0 || fcntl(descriptor, F_GETFD) < 0)
+        return INVALID;
+    *memory = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+    if (*memory < 0)
+        return INVALID;
+    used_bytes += (size_t)bytes;
+    fake_born(PHYSICAL);
+    return OK;
+}
+
 int fake_destroy(int memory)
 {
     off_t bytes = lseek(memory, 0, SEEK_END);
@@ -767,6 +787,8 @@ int fake_release(void)
         return NO_CONTEXT;
     contexts--;
     fake_gone(CONTEXT);
+    if (contexts)
+        return OK; /* another device object of this process uses it */
     clear(&queue);
     for (int kind = 0; kind < KINDS && !broken; kind++)
         leaked += kind == PROGRAM ? 0 : live[kind];

@@ -116,6 +116,8 @@ int fake_copy(struct stream *stream, void *to, const void *from, size_t bytes, c
 int fake_copy_within(struct stream *stream, void *to, const void *from, size_t bytes);
 int fake_fill(struct stream *stream, void *to, int value, size_t bytes);
 int fake_reserve(void **address, size_t bytes);
+int fake_export(int *descriptor, int memory);
+int fake_import(int *memory, int descriptor);
 int fake_unreserve(void *address, size_t bytes);
 int fake_create(int *memory, size_t bytes);
 int fake_destroy(int memory);

@@ -83,7 +83,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device)
     case 75: *value = version / 10; break;
     case 76: *value = version % 10; break;
     case 97: *value = SHARED_MOST_BYTES; break;
-    case 102: *value = fake_virtual_memory(); break;
+    case 102: case 103: *value = fake_virtual_memory(); break;
     default: return INVALID;
     }
     return OK;
@@ -215,6 +215,23 @@ int cuMemCreate(unsigned long long *handle, size_t bytes, const void *properties
     IGNORED(properties), IGNORED(flags);
     ENTER_CONTEXT;
     int memory = -1, code = fake_create(&memory, bytes);
+    *handle = (unsigned long long)memory;
+    return code;
+}
+
+int cuMemExportToShareableHandle(int *descriptor, unsigned long long handle, int kind,
+                                 unsigned long long flags)
+{
+    IGNORED(flags);
+    ENTER_CONTEXT;
+    return kind == 1 ? fake_export(descriptor, (int)handle) : INVALID;
+}
+
+int cuMemImportFromShareableHandle(unsigned long long *handle, void *descriptor, int kind)
+{
+    ENTER_CONTEXT;
+    int memory = -1;
+    int code = kind == 1 ? fake_import(&memory, (int)(intptr_t)descriptor) : INVALID;
     *handle = (unsigned long long)memory;
     return code;
 }

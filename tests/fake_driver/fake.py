@@ -6,7 +6,7 @@ import ctypes
 import gc
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -193,12 +193,18 @@ class Runner:
         cache: CodeCache | None = None,
         part_ns: int = LONG_NS,
         arena_bytes: int = ARENA_BYTES,
+        shares_constants: bool = False,
     ) -> None:
         self.arena = SharedDomain(arena_bytes)
         self.domain = Tracked(self.arena)
         limit = WeightsLimit(64 << 20) if weights is None else weights
         self.engine = SequentialEngine(
-            fake.device(cache), pool_bytes, self.arena.map, weights=limit, part_ns=part_ns
+            fake.device(cache),
+            pool_bytes,
+            self.arena.map,
+            weights=limit,
+            part_ns=part_ns,
+            shares_constants=shares_constants,
         )
         self.number = 0
 
@@ -208,11 +214,24 @@ class Runner:
         view = self.arena.acquire(len(data)).write(0, data) if data else data
         return ItemSet(name, (Item("item", 0, view),))
 
-    def run(self, function: Function, *inputs: ItemSet | None, keep: bool = True) -> InstanceSets:
-        """Run a call, and clean up."""
+    def run(
+        self,
+        function: Function,
+        *inputs: ItemSet | None,
+        keep: bool = True,
+        kind: Callable[..., Call] = Call,
+    ) -> InstanceSets:
+        """Run a call, and clean up.
+
+        Args:
+            function: that is called.
+            inputs: of the call.
+            keep: its constants stay.
+            kind: makes the call.
+        """
         self.number += 1
         deadline = time.monotonic_ns() + 60 * 10**9
-        call = Call(self.number, function, inputs, self.domain, deadline, keep_constants=keep)
+        call = kind(self.number, function, inputs, self.domain, deadline, keep_constants=keep)
         outputs = self.engine.run(call)
         self.engine.clean_up()
         return outputs

@@ -251,6 +251,66 @@ def test_a_folder_in_place_of_the_database(folder: Path) -> None:
     assert caught.value.path == str(folder / FILE)
 
 
+def edit(folder: Path, statement: str) -> None:
+    with contextlib.closing(sqlite3.connect(folder / FILE)) as db, db:
+        db.execute(statement)
+
+
+@pytest.fixture
+def used(tmp_path: Path) -> Path:
+    """A store of a function with two versions, and a composition that uses it; closed."""
+    folder = tmp_path / "used"
+    with opened(folder) as catalog:
+        catalog.register(function("F", b"first"))
+        catalog.register(function("F", b"second"))
+        user = CompositionRecord("C", "composition C", (), (), uses=("F",))
+        catalog.register(Batch(compositions=[user]))
+    return folder
+
+
+def warned(folder: Path, caplog: pytest.LogCaptureFixture) -> str:
+    """Open a store; return the warning that it is not whole, or an empty text."""
+    caplog.clear()
+    with opened(folder) as catalog:
+        assert catalog.records()
+    return "".join(record.getMessage() for record in caplog.records)
+
+
+def test_missing_versions_are_named(used: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert warned(used, caplog) == ""
+    edit(used, "DELETE FROM records WHERE name = 'F'")
+    text = warned(used, caplog)
+    assert str(used) in text
+    assert "composition 'C' version 1 uses 'F'" in text
+
+
+def test_missing_blobs_are_named(used: Path, caplog: pytest.LogCaptureFixture) -> None:
+    digest = digest_of(b"first")
+    (used / "blobs" / digest[:2] / digest[2:]).unlink()
+    text = warned(used, caplog)
+    assert f"function 'F' version 1 needs blob {digest}" in text
+    assert "version 2" not in text
+
+
+def test_a_missing_count_of_versions_is_named(used: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(used) as catalog:
+        catalog.remove(FunctionSpec, "F", 2)
+    assert warned(used, caplog) == ""  # what was removed as usual is not missing
+    edit(used, "DELETE FROM versions WHERE name = 'F'")
+    text = warned(used, caplog)
+    assert "function 'F' version 1 is not counted" in text
+    assert "'C'" not in text
+
+
+def test_only_some_of_many_missing_things_are_named(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.rmtree(folder / "blobs")
+    text = warned(folder, caplog)
+    assert text.count("needs blob") == sqlite.NAMED_LIMIT
+    assert f"and {40 - sqlite.NAMED_LIMIT} more" in text
+
+
 def test_damage_is_survived_while_the_store_is_open(folder: Path) -> None:
     with opened(folder) as catalog:
         (folder / FILE).write_bytes(random.Random(3).randbytes(8 * PAGE))

@@ -16,7 +16,7 @@ from tests.fake_driver.names import real_scenario_names
 from tests.fake_driver.worker import working
 
 KINDS = ("real_cuda", "hip_on_cuda")
-FILES = ("scenarios.py", "operations.py", "convolutions.py", "loops.py")
+FILES = ("scenarios.py", "operations.py", "convolutions.py", "loops.py", "sharing.py")
 NAMES = [name for file in FILES for name in real_scenario_names(file)]
 
 

@@ -83,6 +83,17 @@ def test_values_arrive_as_in_process(client: Client, node: Node, value: Any) -> 
 
 
 @pytest.mark.parametrize(
+    "value", ["\ud800", ["\udcff"], {"k": "\ud800"}, {"\ud800": b""}, {"k": {"j": "\ud800"}}]
+)
+def test_texts_that_are_not_unicode_are_refused(client: Client, node: Node, value: Any) -> None:
+    for place in (client, node):
+        with pytest.raises(InvalidInput, match="sets"):
+            place.invoke("echo", a=value)
+    with pytest.raises(InvalidInput, match="Unicode"):
+        Item.of("i", "\ud800")
+
+
+@pytest.mark.parametrize(
     "value",
     [
         np.array([[1, 2], [3, 4]], "float32"),

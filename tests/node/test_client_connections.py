@@ -243,6 +243,23 @@ def test_malformed_headers(make: Any, headers: dict[str, str]) -> None:
         type_of(make)("http://127.0.0.1", headers=headers)
 
 
+NO_TIMES: list[Any] = [0, -1, float("inf"), float("nan"), 1e10, 1e300, None, "5"]
+
+
+@pytest.mark.parametrize("timeout_s", NO_TIMES)
+def test_a_time_out_that_is_none(make: Any, timeout_s: Any) -> None:
+    with pytest.raises(InvalidInput, match="timeout_s"):
+        type_of(make)("http://127.0.0.1", timeout_s)
+
+
+@pytest.mark.parametrize("deadline_s", [given for given in NO_TIMES if given is not None])
+def test_a_deadline_that_is_none(make: Any, deadline_s: Any) -> None:
+    with make("http://127.0.0.1:9") as client:
+        for method in (client.invoke, client.submit):
+            with pytest.raises(InvalidInput, match="deadline_s"):
+                method("echo", a=b"", deadline_s=deadline_s)
+
+
 @pytest.mark.parametrize("url", ["", "127.0.0.1:80", "ftp://x", "http://", "http://x:port"])
 def test_malformed_urls(make: Any, url: str) -> None:
     with pytest.raises(InvalidInput):

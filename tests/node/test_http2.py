@@ -295,6 +295,31 @@ def test_a_server_that_stops_completes_what_runs() -> None:
             closing.join()
 
 
+def test_streams_reset_while_the_server_stops_end_no_connection() -> None:
+    gate = GateDriver()
+    with Node(HTTP2, [gate]) as node:
+        node.register(DOCUMENT)
+        server = BackgroundServer(node)
+        with Http2Client(int(server.url.rsplit(":", 1)[1])) as client:
+            runs = client.request("/v1/invoke/wait", b"runs")
+            assert gate.gate.entered()
+            closing = threading.Thread(target=server.close)
+            closing.start()
+            assert client.ending()[0] == ErrorCodes.NO_ERROR
+            frames: list[Frame] = []
+            encoder = Encoder()
+            for late in (runs + 2, runs + 4):
+                head = HeadersFrame(late, encoder.encode(pseudo("/healthz")))
+                head.flags |= {"END_HEADERS", "END_STREAM"}
+                frames += [head, RstStreamFrame(late, ErrorCodes.CANCEL)]
+            client.send_frames(frames)
+            client.send_frames([PingFrame(0, b"received")])  # until the server has read them
+            assert client.wait(h2.events.PingAckReceived) is not None
+            gate.gate.open()
+            assert client.response(runs) == (200, b"runs")
+            closing.join()
+
+
 def test_waiting_requests_end_with_the_server() -> None:
     gate = GateDriver()
     with Node(HTTP2, [gate]) as node:

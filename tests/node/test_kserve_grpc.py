@@ -404,6 +404,18 @@ def test_tokens_of_two_tenants(tmp_path: Path) -> None:
             index = client.get_model_repository_index(headers=headers)
             assert "plan" not in {one.name for one in index.models}
 
+            # A stream is no way around the removal of its token.
+            answers: queue.Queue[Any] = queue.Queue()
+            headers = {"authorization": f"Bearer {token('default')}"}
+            client.start_stream(lambda result, error: answers.put(error), headers=headers)
+            client.async_stream_infer("plan", [given("a", ONE, "INT8")])
+            assert answers.get(timeout=20) is None
+            write_tokens(path, [one for one in RECORDS if one.name != "default"])
+            wait_until(lambda: ask("plan", "default") == "UNAUTHENTICATED", 20)
+            client.async_stream_infer("plan", [given("a", ONE, "INT8")])
+            assert "token" in str(answers.get(timeout=20))
+            client.stop_stream()
+
 
 def test_tls_and_a_certificate_that_is_replaced(tmp_path: Path) -> None:
     def certify(name: str) -> bytes:

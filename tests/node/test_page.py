@@ -14,8 +14,9 @@ import pytest
 
 from dandelion.frontend.page import FILES, STREAMS
 from dandelion.testing import wait_until
+from dandelion.tokens.file import write_tokens
 
-from .guarded import Guarded, guarded, token
+from .guarded import RECORDS, Guarded, guarded, token
 from .served import function
 
 
@@ -128,6 +129,17 @@ def test_events_tell_what_is_new(served: Guarded) -> None:
         assert [one["number"] for one in found["invocations"]] == [cursor + 1]
 
 
+def test_a_stream_ends_when_its_token_is_removed(tmp_path: Path) -> None:
+    with guarded(tmp_path, 1) as served:
+        served.node.register(function("echo", ("a",), ("b",)), tenant="acme")
+        with closing(Events(served)) as events:
+            events.next()
+            write_tokens(served.tokens, [r for r in RECORDS if r.name != "acme"])
+            wait_until(lambda: served.ask("GET", "/v1/functions", "acme").status == 401, 20)
+            assert invoke(served, "echo", "only-invoke") == 200
+            assert events.response.read() == b"\n", "it shows what happened since"
+
+
 def test_streams_are_limited(served: Guarded) -> None:
     if served.node.settings.frontends > 1:
         pytest.skip("each process has its own limit")
@@ -148,3 +160,13 @@ def test_a_server_that_drains_ends_its_streams(tmp_path: Path) -> None:
         events.next()
     assert events.response.read().strip() in (b"", b": nothing new")
     events.close()
+
+
+def test_a_head_request_ends_no_matter_how_long_the_stream_is(served: Guarded) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
+    with closing(connection):
+        for path in ("/v1/activity/events", "/v1/logs?follow=true", "/v1/activity"):
+            given = {"Authorization": f"Bearer {token('acme')}"}
+            connection.request("HEAD", path, headers=given)
+            response = connection.getresponse()
+            assert (response.status, response.read()) == (200, b""), path

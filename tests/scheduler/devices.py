@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
+from dandelion.driver import Capacity
 from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.records import Flow
 
@@ -21,9 +22,17 @@ class SimulatedDevices:
     def __init__(self) -> None:
         self._memories: dict[EngineState, _Memory] = {}
 
-    def up(self, engine: EngineState) -> None:
-        """An engine was started; nothing is on its device."""
-        self._memories[engine] = _Memory()
+    def up(self, engine: EngineState, capacity: Capacity) -> None:
+        """An engine was started; nothing is on its device, unless others share its memory."""
+        memory = _Memory()
+        if capacity.constants_shared:
+            shared = (m for e, m in self._memories.items() if e.device == engine.device)
+            memory = next(shared, memory)
+        self._memories[engine] = memory
+
+    def lost(self, engine: EngineState) -> None:
+        """An engine has died."""
+        self._memories.pop(engine, None)
 
     def send(self, engine: EngineState, flow: Flow, evict: Iterable[Flow], keep: bool) -> None:
         """Run a call after the ones before it: drop constants, then copy those that are to stay."""

@@ -166,6 +166,7 @@ class Simulation:
         self.alive: dict[str, InvocationState] = {}
         self.held: set[Flow] = set()
         self.devices = SimulatedDevices()
+        self.shares_constants = self.seed % 3 > 0
         self.lost_calls: set[int] = set()
         self.running: dict[int, set[int]] = {}
         self.planning: dict[int, set[CallState]] = {}
@@ -476,6 +477,7 @@ class Simulation:
             if self.random.random() > self.faults.innocent
         }
         planning, self.planning[engine.id] = self.planning[engine.id], set()
+        self.devices.lost(engine)
         self.event(self.scheduler.fleet.lost, engine, error, begun, self.now_ns)
         for call in sorted(planning, key=lambda call: call.id):
             died = EngineDied(engine.name, "it died")
@@ -500,7 +502,11 @@ class Simulation:
             constants_unit_bytes=self.random.choice([1, 60]),
             constants_least_bytes=self.random.choice([0, 51]),
         )
-        self.devices.up(engine)
+        if self.shares_constants and engine.device == ("gpu", "0"):
+            capacity = replace(
+                capacity, constants_unit_bytes=60, constants_least_bytes=0, constants_shared=True
+            )
+        self.devices.up(engine, capacity)
         self.event(self.scheduler.fleet.up, engine, f"e{engine.id}", capacity, self.now_ns)
 
     def _checked(self, engine: EngineState) -> None:

@@ -207,6 +207,10 @@ def shared_constants_leave_with_their_first_function(patch: pytest.MonkeyPatch) 
     patch.setattr(FunctionMemory, "remove", remove)
 
 
+def copied_constants_count_as_being_copied(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Residency, "loaded", nothing)
+
+
 def queue_starves(patch: pytest.MonkeyPatch) -> None:
     def key(self: Fifo, queue: CallQueue) -> float:
         return float("inf") if queue.flow.spec.name == "gpu" else queue.calls[0].id
@@ -322,6 +326,7 @@ BUGS: list[Plant] = [
     cancelled_members_keep_their_pins,
     shared_constants_are_charged_for_each_function,
     shared_constants_leave_with_their_first_function,
+    copied_constants_count_as_being_copied,
     queue_starves,
 ]
 

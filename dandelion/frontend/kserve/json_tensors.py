@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dandelion.arrays import RANK_LIMIT, Array
+from dandelion.arrays import RANK_LIMIT
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.errors import InvalidInput, TooMany
 from dandelion.frontend.asgi import clipped
@@ -68,20 +68,10 @@ def _binary(where: str, datatype: str, shape: list[int], value: Any) -> Bytes:
         texts = list(_texts(where, value))
         _check_count(where, len(texts), shape)
         return b"".join(element_pieces(where, [text.encode() for text in texts]))
-    array = number_array(where, value)
+    target = np.dtype(dtype)
+    array = number_array(where, value, target)
     _check_count(where, array.size, shape)
-    if dtype == "uint64" and array.dtype.kind == "f":
-        array = _exact(value, array)
-    return cast_numbers(where, array, np.dtype(dtype))
-
-
-def _exact(value: list[Any], array: Array) -> Array:
-    """Read numbers again that numpy took for floats, since one of them is 2**63 or more."""
-    try:
-        made = np.array(value, np.uint64)
-    except (OverflowError, ValueError):
-        return array
-    return made if np.array_equal(made.astype(np.float64), array) else array
+    return cast_numbers(where, array, target)
 
 
 def _texts(where: str, value: list[Any]) -> Iterator[str]:

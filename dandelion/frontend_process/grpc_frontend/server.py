@@ -173,8 +173,8 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]  # it has no types
     async def infer(self, message: bytes, caller: _Caller, context: Any) -> bytes:
         """Serve one request of a stream; an error becomes a response."""
         call = self.call(caller, context, len(message))
-        grant = caller.known
         try:
+            grant = self._grant(caller.metadata)  # the token may be gone since the stream began
             self._check(grant, Right.INVOKE)
             response = await self._infer(message, grant.tenant, _deadline_s(context), call)
         except asyncio.CancelledError:
