@@ -61,7 +61,8 @@ ADVICE = {
     "CatalogError": Advice("A name is not registered, or in use.", "See the kinds below."),
     "Unknown": Advice(
         "The name is misspelt, was never registered, or belongs to another tenant. With a "
-        "catalogue in memory, registrations are lost when the node ends.",
+        "catalogue in memory, registrations are lost when the node ends. A trace is kept for the "
+        "last `keep_traces` invocations that ended.",
         "`dandelion ls` shows what is registered; [registry.md](registry.md) says where.",
     ),
     "Conflict": Advice(

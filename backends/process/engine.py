@@ -22,6 +22,7 @@ from dandelion.driver import Call, Engine, InstanceSets
 from dandelion.errors import (
     BadOutput,
     Cancelled,
+    ContextFull,
     DandelionError,
     EngineDied,
     Raised,
@@ -298,10 +299,22 @@ def _send_call(call: Call, sandbox: Sandbox, program: msgspec.Raw) -> StopReason
 
 
 def _send_as_file(sandbox: Sandbox, parts: wire.Buffers) -> None:
+    try:
+        file = _sealed_file(parts)
+    except OSError as error:
+        raise ContextFull(f"no memory file: {error.strerror}", 0, 0) from None
+    try:
+        wire.send(sandbox.channel, parts[:1], [file])
+    finally:
+        os.close(file)
+
+
+def _sealed_file(parts: wire.Buffers) -> int:
     file = os.memfd_create("dandelion-input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         wire.write(file, parts)
         fcntl.fcntl(file, _ADD_SEALS, _SEALS)
-        wire.send(sandbox.channel, parts[:1], [file])
-    finally:
+    except BaseException:
         os.close(file)
+        raise
+    return file

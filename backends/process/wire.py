@@ -17,6 +17,7 @@ Parcels to a sandbox are trusted. Parcels from one are untrusted; they are read 
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 import struct
@@ -313,12 +314,16 @@ def receive(
 
     Raises:
         BlockingIOError: `flags` forbid waiting, and there is no message.
-        OSError: the connection is broken.
+        OSError: the connection is broken, or this process has no room for the descriptors.
     """
     space = socket.CMSG_SPACE(4 * file_count)
-    data, ancillary, _, _ = channel.recvmsg(size_bytes, space, flags | _CLOSE_ON_EXEC)
+    data, ancillary, found, _ = channel.recvmsg(size_bytes, space, flags | _CLOSE_ON_EXEC)
     files = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             files.frombytes(content[: len(content) - len(content) % files.itemsize])
+    if found & socket.MSG_CTRUNC and len(files) < file_count:  # fewer than there was space for
+        for file in files:
+            os.close(file)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     return data, list(files)

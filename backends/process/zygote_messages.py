@@ -28,11 +28,12 @@ def read_message(data: bytes, files: list[int], untrusted: int | None) -> wire.F
 
     Args:
         data: its bytes.
-        files: its descriptors; they are closed if the message is refused.
+        files: its descriptors; they are closed if this raises.
         untrusted: process id of the zygote, if it has loaded packages of functions.
 
     Raises:
         ForgedMessage: it is not one of a zygote, or it names another process.
+        OSError: it could not be checked.
     """
     try:
         message: wire.FromZygote = _from_zygote.decode(data)
@@ -41,10 +42,12 @@ def read_message(data: bytes, files: list[int], untrusted: int | None) -> wire.F
             raise ForgedMessage("the number of descriptors")
         if isinstance(message, wire.Forked) and untrusted is not None:
             _check_sandbox(message.pid, files, untrusted)
-    except (ForgedMessage, msgspec.DecodeError) as error:
+    except BaseException as error:
         for file in files:
             os.close(file)
-        raise ForgedMessage(str(error)) from None
+        if isinstance(error, ForgedMessage | msgspec.DecodeError):
+            raise ForgedMessage(str(error)) from None
+        raise
     return message
 
 
@@ -53,6 +56,7 @@ def _check_sandbox(pid: int, files: list[int], zygote: int) -> None:
 
     Raises:
         ForgedMessage: they are not.
+        OSError: this process has no descriptor left.
     """
     channel, pidfd, output, *_ = files
     named = _pid_of(pidfd)

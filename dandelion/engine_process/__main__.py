@@ -11,6 +11,7 @@ the time of waking up.
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import socket
 import sys
@@ -31,7 +32,8 @@ _PR_SET_PDEATHSIG = 1
 def main(arguments: list[str]) -> int:
     """Serve an engine; the arguments are those of the module's text."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the node's to handle
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the node decides; killed, it would leave files
     socket_fd, descriptors_fd, arena_fd, arena_bytes, resource, spin_us, options, *backends = (
         arguments
     )
@@ -64,4 +66,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)  # the end of the interpreter would take longer, for nothing

@@ -18,16 +18,18 @@ class CatalogError(DandelionError):
 
 @dataclass(eq=False)
 class Unknown(CatalogError):
-    """No record of that name (or version) is registered."""
+    """No record of that name (or version) is registered. `hint` says what to look at."""
 
     kind: str
     name: str
     version: int | None = None
     nearest: str | None = None
+    hint: str = ""
 
     def __str__(self) -> str:
         version = "" if self.version is None else f" version {self.version}"
-        return f"no {self.kind} '{self.name}'{version}{suggestion(self.nearest)}"
+        hint = f"; {self.hint}" if self.hint else ""
+        return f"no {self.kind} '{self.name}'{version}{suggestion(self.nearest)}{hint}"
 
 
 @dataclass(eq=False)

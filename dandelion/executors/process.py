@@ -47,7 +47,7 @@ from dandelion.executors.contract import (
 from dandelion.executors.failures import to_dandelion_error
 from dandelion.executors.loaded_functions import LoadedFunctions
 from dandelion.executors.lost_process import LostProcess
-from dandelion.executors.processes import CODE_LIMIT_S, Process, Processes
+from dandelion.executors.processes import CODE_LIMIT_S, LEAVE_LIMIT_S, Process, Processes
 from dandelion.executors.sent_calls import SentCall, Watcher
 from dandelion.executors.staging import Order, Stager
 from dandelion.executors.worker import Worker
@@ -56,7 +56,6 @@ from dandelion.scheduler import CallState, EngineState, Flow
 
 GRACE_NS = 250_000_000
 """How long after a call's deadline its process may still answer before it is killed."""
-LEAVE_LIMIT_S = 2.0
 
 
 class EngineProcessExecutor(Executor):
@@ -152,7 +151,8 @@ class EngineProcessExecutor(Executor):
 
         def end() -> None:
             self._processes.current = None  # here: if this comes too late, `close` ends the process
-            code = self._processes.end(process, code_limit_s, kept)
+            limit_s = LEAVE_LIMIT_S if self._processes.leaving else code_limit_s
+            code = self._processes.end(process, limit_s, kept)
             self.events.post(partial(self._report, lost, code))
 
         self._worker.submit(end)
@@ -172,9 +172,12 @@ class EngineProcessExecutor(Executor):
 
     def close(self) -> None:
         self._processes.abandon()
-        self._worker.close()
+        self._worker.close(self._leave)  # the system kills a process when this thread ends
         self._process = None
         self._left()
+
+    def _leave(self) -> None:
+        """Wait until the process has left, and end all others."""
         process, self._processes.current = self._processes.current, None
         if process is not None:
             self._watcher.unwatch(process.channel.fileno())

@@ -35,6 +35,8 @@ CONFINED_LIMIT_BYTES = 64 << 20
 """Longest message of a confined process, without the data that follows it."""
 CODE_LIMIT_S = 0.05
 """How long to wait for the exit code of a process that ended by itself."""
+LEAVE_LIMIT_S = 2.0
+"""How long a process may take to leave when its node closes."""
 _REAP_LIMIT_S = 5.0
 _LOOK_S = 0.005
 
@@ -132,7 +134,8 @@ class Processes:
         if isinstance(reply, Ready):
             return reply
         current, self.current = self.current, None
-        code = None if current is None else self.end(current, CODE_LIMIT_S)
+        limit_s = LEAVE_LIMIT_S if self.leaving else CODE_LIMIT_S
+        code = None if current is None else self.end(current, limit_s)
         if isinstance(reply, Failed):
             return from_record(reply.error)
         return EngineDied(name, f"{described_end(code)} before it was up")

@@ -27,10 +27,15 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Have a job done after all earlier ones. For one thread at a time."""
+        """Have a job done after all earlier ones. For one thread at a time.
+
+        Raises:
+            RuntimeError: the system has no thread left; the next call tries it again.
+        """
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            thread.start()
+            self._thread = thread
         self._jobs.put(job)
 
     def _serve(self) -> None:
@@ -41,8 +46,14 @@ class Worker:
                 log.exception("%s: a job failed", self._name)
             del job  # the next wait must not keep the last call's memory
 
-    def close(self) -> None:
-        """Wait until all jobs are done, and end the thread."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join()
+    def close(self, last: Callable[[], None] = lambda: None) -> None:
+        """Wait until all jobs are done and this last one, and end the thread.
+
+        Without a thread, the last job is done here.
+        """
+        if self._thread is None or not self._thread.is_alive():
+            last()
+            return
+        self._jobs.put(last)
+        self._jobs.put(None)
+        self._thread.join()

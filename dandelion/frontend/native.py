@@ -44,6 +44,10 @@ from dandelion.frontend.results import ResultWriter
 from dandelion.frontend.routing import Route
 from dandelion.tokens import Right
 
+_TRACES_KEPT = (
+    "a node keeps traces of the last invocations that ended; 'keep_traces' in its settings is "
+    "their number"
+)
 _ENCODERS = {Codec.JSON: msgspec.json.encode, Codec.MSGPACK: msgspec.msgpack.encode}
 
 
@@ -137,5 +141,5 @@ class NativeAdapter(Adapter):
         find = partial(self._node.trace, id_, tenant=request.grant.tenant)
         trace = await asyncio.to_thread(find)
         if trace is None:
-            raise Unknown("trace", clipped(id_))
+            raise Unknown("trace", clipped(id_), hint=_TRACES_KEPT)
         return Response([trace])

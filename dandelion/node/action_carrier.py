@@ -137,5 +137,7 @@ class ActionCarrier:
 
     def _end(self, action: End) -> None:
         invocation = action.invocation
-        self._observer.invocation_ended(invocation)
-        self._ended(invocation)
+        try:
+            self._observer.invocation_ended(invocation)
+        finally:  # the caller waits for it
+            self._ended(invocation)

@@ -3,6 +3,9 @@
 The loop appends one record for each call that wrote something; lines with their fields are made
 on request. Each tenant has a ring of limited size, and all together too: then the tenant
 with the most loses its oldest lines, so that one tenant cannot push out the lines of others.
+
+Records are numbered by the time, in microseconds. So numbers increase after a restart, too, and
+they do not say how much other tenants wrote.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ _LINE_BYTES = 200  # of a line without its text, in memory
 
 
 class _Printed(NamedTuple):
-    """What one call wrote. `number` is its place among those of all tenants."""
+    """What one call wrote. `number` is higher than that of the tenant's record before."""
 
     number: int
     time_s: float
@@ -38,6 +41,7 @@ class _Printed(NamedTuple):
 class _Ring:
     calls: deque[_Printed] = field(default_factory=deque)
     size_bytes: int = 0
+    last: int = 0
 
     def drop_oldest(self) -> int:
         """Drop what one call wrote; return its size."""
@@ -57,7 +61,6 @@ class CallLogs:
         self._tenant_bytes = tenant_bytes
         self._rings: dict[str, _Ring] = {}
         self._size_bytes = 0
-        self._last = 0
 
     def add(self, call: CallState) -> None:
         """Keep what a call wrote."""
@@ -73,15 +76,14 @@ class CallLogs:
             ring = self._rings[tenant] = _Ring()
         while ring.size_bytes + size > self._tenant_bytes:
             self._size_bytes -= ring.drop_oldest()
-        while self._size_bytes + size > TENANTS * self._tenant_bytes:
-            self._drop_of_largest()
-        self._last += 1
+        now_ns = time.time_ns()
+        ring.last = max(ring.last + 1, now_ns // 1000)  # the clock may be set back
         ring.size_bytes += size
         self._size_bytes += size
         ring.calls.append(
             _Printed(
-                self._last,
-                time.time(),
+                ring.last,
+                now_ns / 1e9,
                 call.invocation.id,
                 call.flow.spec.name,
                 run.application.id,
@@ -91,6 +93,8 @@ class CallLogs:
                 size,
             )
         )
+        while self._size_bytes > TENANTS * self._tenant_bytes:
+            self._drop_of_largest()
 
     def _drop_of_largest(self) -> None:
         name, largest = max(self._rings.items(), key=lambda pair: pair[1].size_bytes)

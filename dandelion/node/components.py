@@ -6,7 +6,6 @@ import contextlib
 import enum
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from dandelion.driver import Driver
@@ -21,6 +20,7 @@ from dandelion.node.functions import FunctionStore
 from dandelion.node.inputs import InputStager
 from dandelion.node.invocation import Invocation
 from dandelion.node.invoker import Invoker
+from dandelion.node.job_threads import JobThreads
 from dandelion.node.jobs import Jobs
 from dandelion.node.kept_service import KeptService
 from dandelion.node.loaded_backends import LoadedBackends, targets
@@ -88,7 +88,7 @@ class Components:
         """Make the parts that use the arena and the stores."""
         settings = self.settings
         self.transfers = Transfers()
-        self.pool = ThreadPoolExecutor(_JOB_THREADS, "dandelion-job")
+        self.pool = JobThreads(_JOB_THREADS, "dandelion-job")
         self.cache = ResultCache(min(settings.cache_bytes, settings.arena_bytes // 2))
         self.traces = TraceStore(settings.keep_traces)
         self.logs = CallLogs(settings.log_bytes)
@@ -112,12 +112,13 @@ class Components:
             settings.default_deadline_s,
             tracing_of(settings),
         )
+        self.kept_thread = JobThreads(1, "dandelion-kept")
         self.kept = KeptService(
             settings,
             self.stores.kept,
             self.invoker,
             self.runtime,
-            ThreadPoolExecutor(1, "dandelion-kept"),
+            self.kept_thread,
             self.pool,
             choices.callbacks,
         )
@@ -181,8 +182,8 @@ class Components:
             raise Cancelled("the node is closed")
 
     def ask(self, question: Callable[[], T]) -> T:
-        """Call a function on the loop if the node runs, else here; from any thread."""
-        return self.loop.call(question) if self.running else question()
+        """Call a function on the loop while there is one, else here; from any thread."""
+        return self.loop.call(question)
 
     def forget(self, tenant: Tenant, name: str, versions: Sequence[int]) -> None:
         """Forget versions of a function that are no longer registered; on the loop."""

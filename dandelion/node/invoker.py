@@ -34,6 +34,7 @@ from dandelion.traces import Trace
 
 CallerSpan: TypeAlias = TraceContext | InvocationSpan | None
 """The span of a caller, or the invocation's own, which a frontend has begun already."""
+_NOT_RUNNING = "the node is not running"
 SLICE = 1024
 """How many applications a walk begins before the loop runs other tasks."""
 
@@ -103,7 +104,7 @@ class Invoker:
             lock.acquire()
             invocation.on_end = lambda _: lock.release()
             try:
-                self._runtime.post(partial(self._begin, invocation))
+                self._post_begin(invocation)
                 lock.acquire()
             except BaseException:  # a signal, such as Ctrl-C: the caller leaves
                 self._runtime.post(partial(self._interrupt, invocation))
@@ -165,7 +166,7 @@ class Invoker:
             invocation.on_end = partial(_resolve, finished)
         else:
             invocation.on_end = partial(_resolve_on, loop, finished)
-            self._runtime.post(partial(self._begin, invocation))
+            self._post_begin(invocation)
         if on_wait is not None:
             on_wait()
         try:
@@ -247,7 +248,7 @@ class Invoker:
                 an integer within its limits.
         """
         if not self.running:
-            raise Cancelled("the node is not running")
+            raise Cancelled(_NOT_RUNNING)
         if deadline_s is None:
             deadline_s = self._default_deadline_s
         elif not 0 < deadline_s < 1e9:
@@ -273,6 +274,15 @@ class Invoker:
             span=span,
             trace=Trace(number, plan.name, now_ns, tenant.name),
         )
+
+    def _post_begin(self, invocation: Invocation) -> None:
+        """Have an invocation begin on the loop.
+
+        Raises:
+            Cancelled: the loop has just stopped.
+        """
+        if not self._loop.post(partial(self._begin, invocation)):
+            raise Cancelled(_NOT_RUNNING)
 
     def _begin(self, invocation: Invocation) -> None:
         """Submit an invocation whose caller waits elsewhere; on the loop."""

@@ -6,6 +6,7 @@ loop; everything else in a thread, which posts when it is done.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import Executor as Pool
 from functools import partial
@@ -59,20 +60,23 @@ class Jobs:
     def look(
         self, call: CallState, looked: Callable[[CallState, InstanceSets | None], None]
     ) -> None:
-        """Look for a kept result; `looked` is called on the loop, perhaps at once."""
+        """Look for a kept result; `looked` is called on the loop, after this has returned.
+
+        There is none for inputs that cannot be read: the engine says what is wrong with them.
+        """
 
         def answer() -> None:
-            looked(call, self._cache.get(call.content))
+            looked(call, self._cache.get(call.content) if call.content else None)
 
         def look() -> None:
-            call.content = _content(call)
+            with contextlib.suppress(Exception):
+                call.content = _content(call)
             self._post(answer)
 
         if sum([s.size_bytes for s in call.run.inputs if s is not None]) > INLINE_BYTES:
             self._pool.submit(look)
         else:
-            call.content = _content(call)
-            self._post(answer)
+            look()
 
     def keep(self, call: CallState, outputs: InstanceSets) -> None:
         """Keep the result of a call that was looked for."""

@@ -38,6 +38,9 @@ class NodeLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ident = 0
+        self._posting = (
+            threading.Lock()
+        )  # held for microseconds: nothing is posted to a stopped loop
         self._timer: asyncio.TimerHandle | None = None
         self._zeroing: Future[int] | None = None
 
@@ -77,27 +80,42 @@ class NodeLoop:
 
     def _clean(self) -> None:
         if self._loop is None:
-            return  # another thread is stopping it
+            return
         if self._arena.dirty and (self._zeroing is None or self._zeroing.done()):
             self._zeroing = self._pool.submit(self._arena.recycle)
         self._timer = self._loop.call_later(CLEAN_S, self._clean)
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call a function on the loop and give its result; from any thread."""
+        """Call a function on the loop and give its result; from any thread.
+
+        Before the start, and after the loop has stopped, it is called here.
+        """
         if self.is_current:
             return function()
         answer: Future[T] = Future()
-        self._runtime.post(partial(_answer, answer, function))
-        return answer.result()
+        is_posted = self.post(partial(_answer, answer, function))
+        return answer.result() if is_posted else function()
+
+    def post(self, event: Callable[[], None]) -> bool:
+        """Have something done on the loop soon, from any thread; False if there is no loop."""
+        with self._posting:
+            if self._loop is None:
+                return False
+            self._runtime.post(event)
+        return True
 
     def stop(self) -> None:
         """Stop what runs on the loop, and the loop if it is ours. Not from the loop itself."""
-        if self._loop is None:
+        loop = self._loop
+        if loop is None:
             return
-        loop, self._loop = self._loop, None
         stopped = threading.Event()
 
         def stop() -> None:
+            with self._posting:
+                self._loop = None
+            while not self._runtime.work():
+                pass  # what was posted before
             self._runtime.stop()
             if self._timer is not None:
                 self._timer.cancel()

@@ -40,6 +40,8 @@ class Running:
                 node runs a loop in a thread of its own, and is closed when the program ends.
         """
         parts = self._parts
+        parts.pool.start()
+        parts.kept_thread.start()
         parts.loop.start(loop)
         if loop is None:
             atexit.register(self.close)

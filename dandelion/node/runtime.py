@@ -29,7 +29,7 @@ from dandelion.node.jobs import Jobs
 from dandelion.node.observer import Observer
 from dandelion.node.poll import Poll
 from dandelion.scheduler import EngineState, InvocationState, Scheduler, Tenant
-from dandelion.scheduler.actions import Action, Look, Plan, Send, Start
+from dandelion.scheduler.actions import Action, Fetch, Look, Plan, Send, Start
 
 TURN_NS = 2_000_000
 """After how long the loop's other work has its turn."""
@@ -248,12 +248,15 @@ class Runtime:
 
     def _repair(self, action: Action, error: DandelionError) -> None:
         """An action could not be carried out: end what waits for its answer."""
+        calls, now_ns = self.scheduler.calls, time.monotonic_ns()
         if isinstance(action, Send):
             self.answers.failed(action.call, error, begun=False)
-        elif isinstance(action, Plan | Look):
-            self._events.append(
-                partial(self.scheduler.calls.failed, action.call, error, time.monotonic_ns())
-            )
+        elif isinstance(action, Plan):
+            self._events.append(partial(calls.failed, action.call, error, now_ns))
+        elif isinstance(action, Look):
+            self._events.append(partial(calls.missed, action.call, now_ns))
+        elif isinstance(action, Fetch):
+            self._events.append(partial(calls.fetch_failed, action.flow, error, now_ns))
         elif isinstance(action, Start):
             self.answers.start_failed(action.engine, error)
 

@@ -6,7 +6,7 @@
     FOLDER/KEY/environment.json    what belongs there: its wheels, its number of files and bytes
     FOLDER/KEY.lock                locked (shared) by each node that uses it
     FOLDER/.lock                   locked while a name is given or taken away
-    FOLDER/.preparing-*            being made; locked by its node
+    FOLDER/.preparing-*            being made, and then locked by its node; or being removed
 
 An environment is made in a folder of its own and renamed when it is complete, so a folder with a
 key as its name is whole. The first use after a start also counts its files and bytes, since a disk
@@ -357,7 +357,12 @@ class Environments:
         except BlockingIOError:
             return False
         try:
-            remove(self._folder / key)
+            folder = self._folder / key
+            leaving = self._folder / f"{_PREPARING}{key}"  # swept if this node is killed now
+            with contextlib.suppress(OSError):
+                folder.rename(leaving)
+            remove(leaving)
+            remove(folder)
         finally:
             os.close(lock)
         return True

@@ -291,6 +291,48 @@ def test_all_rings_together_are_bounded() -> None:
     assert len(logs._rings) <= TENANTS * 1000 // 204
 
 
+def test_the_last_lines_are_kept_whichever_tenant_has_the_most() -> None:
+    logs = CallLogs(1000)
+    half = "x" * 300  # with what is counted for a line, half of the memory of a tenant
+    for number in range(4 * TENANTS):
+        for tenant in range(2 * TENANTS):
+            logs.add(_Call(f"t{tenant}", f"{number:03}{half[3:]}"))  # type: ignore[arg-type]
+            (*_, line) = logs.page(f"t{tenant}").lines
+            assert line.text.startswith(f"{number:03}")
+            assert logs._size_bytes == sum(ring.size_bytes for ring in logs._rings.values())
+    assert logs._size_bytes == TENANTS * 1000
+
+
+def test_what_was_read_last_stays_valid_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [10**18]
+    monkeypatch.setattr("dandelion.node.call_logs.time.time_ns", lambda: clock[0])
+    before = CallLogs(1000)
+    for number in range(100):
+        before.add(_Call("t", f"{number}"))  # type: ignore[arg-type]
+    last = before.page("t").last
+    clock[0] += 10**9
+    restarted = CallLogs(1000)
+    restarted.add(_Call("t", "new"))  # type: ignore[arg-type]
+    page = restarted.page("t", after=last)
+    assert [line.text for line in page.lines] == ["new"]
+    clock[0] = 0
+    restarted.add(_Call("t", "newer"))  # type: ignore[arg-type]
+    assert [line.text for line in restarted.page("t", after=page.last).lines] == ["newer"]
+
+
+def test_numbers_of_lines_do_not_tell_how_much_others_wrote(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dandelion.node.call_logs.time.time_ns", lambda: 10**18)
+    logs = CallLogs(1000)
+    logs.add(_Call("t", "one"))  # type: ignore[arg-type]
+    first = logs.page("t").last
+    for _ in range(100):
+        logs.add(_Call("other", "x"))  # type: ignore[arg-type]
+    logs.add(_Call("t", "two"))  # type: ignore[arg-type]
+    assert logs.page("t").last == first + 1
+
+
 def test_nothing_is_kept_without_memory_for_it() -> None:
     logs = CallLogs(0)
     logs.add(_Call("t", "x"))  # type: ignore[arg-type]

@@ -157,7 +157,7 @@ def test_the_invocation_can_be_looked_at(client: Client) -> None:
     id_, sets = client.invoke_sets("echo", {"a": b"x"})
     assert sets.b.bytes() == b"x"
     assert b"traceEvents" in client.trace(id_)
-    with pytest.raises(Unknown):
+    with pytest.raises(Unknown, match=r"'no-such-id'.*'keep_traces'"):
         client.trace("no-such-id")
 
 

@@ -294,27 +294,45 @@ def test_waiting_requests_end_with_the_server() -> None:
             assert client.response(stream)[0] == 503
 
 
-QUICK = msgspec.structs.replace(
-    HTTP2, head_timeout_s=0.2, idle_timeout_s=0.2, body_timeout_s=0.2, body_rate_bytes=10_000_000
+PATIENT = msgspec.structs.replace(
+    HTTP2,
+    head_timeout_s=1000.0,
+    idle_timeout_s=1000.0,
+    body_timeout_s=1000.0,
+    body_rate_bytes=10_000_000,
 )
+"""A machine may stall at any time, so each of the next servers has one short limit."""
+
+
+@pytest.fixture(scope="module")
+def short_heads() -> Iterator[Served]:
+    with serving(msgspec.structs.replace(PATIENT, head_timeout_s=0.2)) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
 def quick() -> Iterator[Served]:
-    with serving(QUICK) as made:
+    """A server with a short limit of bodies and replies."""
+    with serving(msgspec.structs.replace(PATIENT, body_timeout_s=0.2)) as made:
         yield made
 
 
-def test_silent_connections_are_closed(quick: Served) -> None:
-    with quick.connect() as client:
+def test_silent_connections_are_closed(short_heads: Served) -> None:
+    with short_heads.connect() as client:
         assert client.ending()[0] == ErrorCodes.NO_ERROR
-    with quick.connect() as client:
+
+
+def test_idle_connections_are_closed() -> None:
+    with (
+        serving(msgspec.structs.replace(PATIENT, idle_timeout_s=0.2)) as made,
+        made.connect() as client,
+    ):
         assert client.response(client.request("/v1/invoke/echo", b"x"))[0] == 200
         assert client.ending() == (ErrorCodes.NO_ERROR, b"the connection was idle")
 
 
-def test_pings_do_not_keep_a_connection_open(quick: Served) -> None:
-    with quick.connect() as client:
+def test_pings_do_not_keep_a_connection_open(short_heads: Served) -> None:
+    with short_heads.connect() as client:
         ping = PingFrame(0, b"12345678").serialize()
         while not client.is_closed:
             client.send_raw(ping)

@@ -28,8 +28,9 @@ from dandelion.errors import (
 )
 from dandelion.function import CodeObject
 from dandelion.packages import Environments, PackageSource, environments, prepare_process, preparing
-from dandelion.packages.environment_folder import EnvironmentRecord, remove, sealed
+from dandelion.packages.environment_folder import RECORD, EnvironmentRecord, remove, sealed
 from dandelion.packages.records import PrepareJob, PrepareLimits
+from dandelion.packages.requirements import environment_key
 from tests.packages.wheels import digest, wheel
 from tests.processes import children
 
@@ -119,6 +120,34 @@ def test_what_a_killed_node_left_is_not_taken_for_whole(make: Make, tmp_path: Pa
     assert make([]).site(code) == str(site)
     assert (site / "a.py").exists()
     assert not left.exists()
+
+
+def test_a_node_that_is_killed_while_it_removes_leaves_nothing(
+    make: Make, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel(wheels, "c", "1.0")
+    first = make([])
+    prepared(first, "a")
+    first.close()
+    cache = tmp_path / "cache"
+    used_bytes = sum(path.stat().st_size for path in cache.glob("*/site/**/*") if path.is_file())
+    limits = PrepareLimits(wall_s=60, disk_bytes=used_bytes * 3 // 2)
+
+    key = environment_key({path.name: digest(path) for path in wheels.glob("a-*")})
+
+    def killed(folder: Path) -> None:
+        if key not in folder.name:
+            remove(folder)
+            return
+        (folder / RECORD).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(environments, "remove", killed)
+        prepared(make([], limits), "c")
+    code = prepared(make([], limits), "c")
+    (left,) = [path.name for path in cache.iterdir() if path.is_dir()]
+    assert left == environment_key(code.wheels)
 
 
 KILLED = """
