@@ -108,7 +108,7 @@ class ProcessExecutor(EngineProcessExecutor):
         if self.exchange is not None:
             self.exchange.forgot(self, flow)
 
-    def _left(self) -> None:
+    def _process_gone(self) -> None:
         if self.exchange is not None:
             self.exchange.leave(self)
 

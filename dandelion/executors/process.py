@@ -140,7 +140,7 @@ class EngineProcessExecutor(Executor):
             return
         self._process = None
         self._watcher.unwatch(process.channel.fileno())
-        self._left()
+        self._process_gone()
         self._messages.clear()
         out = tuple(self._out)
         lost = LostProcess(self.info.name, out, list(self._plans.values()), begun)
@@ -163,7 +163,7 @@ class EngineProcessExecutor(Executor):
         self._functions.constants.clear()
         lost.report(self, code, planning)
 
-    def _left(self) -> None:
+    def _process_gone(self) -> None:
         """The process is not used any more."""
 
     def check(self) -> None:
@@ -174,7 +174,7 @@ class EngineProcessExecutor(Executor):
         self._processes.abandon()
         self._worker.close(self._leave)  # the system kills a process when this thread ends
         self._process = None
-        self._left()
+        self._process_gone()
 
     def _leave(self) -> None:
         """Wait until the process has left, and end all others."""
