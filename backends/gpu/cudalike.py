@@ -140,7 +140,7 @@ class CudaLikeDevice(Device):
                 raise BackendUnavailable(self.backend, missing, f"there are {known}")
             self._do("open", calls.retain(self._ordinal))
             self._retained = True
-            self._protected = ProtectedMemory(calls, self._ordinal, self._do, self._undo)
+            self._protected = ProtectedMemory(self.name, calls, self._ordinal, self._do, self._undo)
             self._stream = self._do("open", calls.create_stream(1))  # waits for no other stream
             self._protected.stream = self._stream
             self._captures = GraphCapture(calls, self._stream, self._do, self._undo)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dandelion.errors import DandelionError
+from dandelion.errors import DandelionError, DeviceFault
 
 from .calls import Calls
 from .device import Protection
@@ -40,6 +40,7 @@ class ProtectedMemory:
     """The mappings of one device.
 
     Args:
+        name: of the device, for errors.
         calls: of the driver.
         ordinal: number of the device.
         do: gives the result of a call, or raises.
@@ -52,11 +53,13 @@ class ProtectedMemory:
 
     def __init__(
         self,
+        name: str,
         calls: Calls,
         ordinal: int,
         do: Callable[[str, tuple[Any, ...]], Any],
         undo: Callable[..., None],
     ) -> None:
+        self._name = name
         self._calls = calls
         self._ordinal = ordinal
         self._do = do
@@ -73,7 +76,9 @@ class ProtectedMemory:
         """
         calls, operation = self._calls, "allocate_protected"
         mapping = self._mapped(
-            operation, size_bytes, lambda size: calls.create(size, self._ordinal, self.exports)
+            operation,
+            size_bytes,
+            lambda size: self._do(operation, calls.create(size, self._ordinal, self.exports)),
         )
         try:
             self.protect(mapping, Protection.WRITE)
@@ -94,11 +99,18 @@ class ProtectedMemory:
         Raises:
             DeviceFault: it cannot be mapped; nothing is left.
         """
-        calls = self._calls
-        return self._mapped("import_protected", size_bytes, lambda _: calls.imported(descriptor))
+        operation = "import_protected"
+
+        def imported(_: int) -> Any:
+            error, *found = self._calls.imported(descriptor)
+            if error:  # of the descriptor; codes that mean a broken device elsewhere do not here
+                raise DeviceFault(self._name, operation, self._calls.describe(error))
+            return found[0]
+
+        return self._mapped(operation, size_bytes, imported)
 
     def _mapped(
-        self, operation: str, size_bytes: int, memory: Callable[[int], tuple[Any, ...]]
+        self, operation: str, size_bytes: int, memory: Callable[[int], Any]
     ) -> ProtectedMapping:
         calls, do = self._calls, self._do
         granule = int(do(operation, calls.granularity(self._ordinal)))
@@ -106,7 +118,7 @@ class ProtectedMemory:
         mapping = ProtectedMapping(int(do(operation, calls.reserve(size))), size)
         self._mappings.append(mapping)
         try:
-            mapping.memory = do(operation, memory(size))
+            mapping.memory = memory(size)
             do(operation, calls.map(calls.pointer(mapping.address), size, mapping.memory))
             mapping.mapped = True
         except DandelionError:

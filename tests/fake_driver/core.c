@@ -215,7 +215,7 @@ int fake_import(int *memory, int descriptor)
 {
     off_t bytes = lseek(descriptor, 0, SEEK_END);
     if (bytes <= 0 || fcntl(descriptor, F_GETFD) < 0)
-        return INVALID;
+        return UNKNOWN; /* as CUDA says of what is no memory */
     *memory = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
     if (*memory < 0)
         return INVALID;

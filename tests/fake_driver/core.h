@@ -33,6 +33,7 @@ enum {
     UNJOINED = 904,
     ISOLATION = 905,
     CAPTURED_EVENT = 907,
+    UNKNOWN = 999,
 };
 
 enum kind {
