@@ -288,7 +288,8 @@ def test_a_fake_process_dies_and_is_replaced(fake: FakeEngineProcess) -> None:
 def test_a_fake_process_talks_nonsense_and_leaves_with_the_node(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     with closing(SharedDomain(1 << 12)) as arena, closing(reply_channel(ours)) as node:
-        told = (theirs.detach(), arena.map.fd, arena.map.size_bytes, "", 0, "{}", "scripted")
+        place = (theirs.detach(), -1, arena.map.fd, arena.map.size_bytes)
+        told = (*place, "", 0, "{}", "scripted")
         script = "process.frame(b'rubbish'); process.peer.shutdown(1); process.call()"
         with ThreadPoolExecutor(1) as pool:
             playing = pool.submit(play, tuple(map(str, told)), str(tmp_path), script)

@@ -101,7 +101,7 @@ class Residency:
             return (), False
         for victim in victims:
             place.remove(victim)
-        if flow.constants and not place.has_content(flow):
+        if engine.capacity.constants_shared and not place.has_content(flow):
             place.loading[flow.constants] = engine
         place.add(flow, size_bytes)
         return tuple(victims), True

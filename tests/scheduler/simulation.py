@@ -167,7 +167,7 @@ class Simulation:
         self.alive: dict[str, InvocationState] = {}
         self.held: set[Flow] = set()
         self.devices = SimulatedDevices()
-        self.shares_constants = self.seed % 3 > 0
+        self.shares_constants = self.seed % 3 == 1
         self.lost_calls: set[int] = set()
         self.running: dict[int, set[int]] = {}
         self.planning: dict[int, set[CallState]] = {}
