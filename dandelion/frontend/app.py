@@ -151,7 +151,11 @@ class App:
             try:
                 handler = self._handler(request)
                 response = await handler(request)
-            except (Exception, asyncio.CancelledError) as error:
+            except asyncio.CancelledError:
+                if request.client_left:
+                    raise
+                response = _problem_of(request, ShuttingDown())
+            except Exception as error:
                 response = _problem_of(request, error)
             if response.stream is not None:
                 response.stream = await self._limited(request, response.stream)
@@ -274,13 +278,9 @@ class App:
         return Response([DOCS_PAGE], _HTML, headers=[policy])
 
 
-def _problem_of(request: Request, error: BaseException) -> Response:
-    """Make the response for what a handler raised; a disconnect of the client is raised again."""
-    if isinstance(error, asyncio.CancelledError):
-        if request.client_left:
-            raise error
-        error = ShuttingDown()
-    elif not isinstance(error, DandelionError):
+def _problem_of(request: Request, error: Exception) -> Response:
+    """Make the response for what a handler raised."""
+    if not isinstance(error, DandelionError):
         log.error("request failed", exc_info=error, extra={"path": clipped(request.path)})
         error = InternalError(f"{type(error).__name__}: {error}")
     root = root_of(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import http.client
 import os
 from collections.abc import Iterator
@@ -88,10 +89,15 @@ def is_converter(process: int) -> bool:
 
 @contextlib.contextmanager
 def nothing_left(node: Node) -> Iterator[None]:
-    """Holds that the arena's memory comes back."""
+    """Holds that the arena's memory comes back, also if the collector does not run."""
+    gc.collect()
     before = node.info().arena.used_bytes
-    yield
-    wait_until(lambda: node.info().arena.used_bytes <= before)
+    gc.disable()
+    try:
+        yield
+        wait_until(lambda: node.info().arena.used_bytes <= before)
+    finally:
+        gc.enable()
 
 
 def filler(size: int = LARGE) -> str:
