@@ -38,9 +38,8 @@ class NodeLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ident = 0
-        self._posting = (
-            threading.Lock()
-        )  # held for microseconds: nothing is posted to a stopped loop
+        # Held for microseconds: nothing is posted to a loop that has stopped.
+        self._posting = threading.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._zeroing: Future[int] | None = None
 
