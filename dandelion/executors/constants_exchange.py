@@ -39,6 +39,7 @@ class _Entry:
         descriptor: of their memory; -1 before they are copied.
         source: the process that copies them now.
         mapped: the processes that have mapped or copied them, or are about to.
+        failed: the processes whose calls were to copy them and did not; nobody waits for these.
         flows: those for which each process keeps them.
     """
 
@@ -46,6 +47,7 @@ class _Entry:
     descriptor: int = -1
     source: Member | None = None
     mapped: set[Member] = field(default_factory=set)
+    failed: set[Member] = field(default_factory=set)
     flows: dict[Member, set[Flow]] = field(default_factory=dict)
 
 
@@ -88,7 +90,8 @@ class ConstantsExchange:
             flows = entry.flows[member] = set()
         flows.add(flow)
         if entry.descriptor < 0:
-            entry.source = entry.source or member
+            if entry.source is None and member not in entry.failed:
+                entry.source = member
         elif member not in entry.mapped:
             entry.mapped.add(member)
             return SharedConstants(entry.key, entry.descriptor)
@@ -111,6 +114,7 @@ class ConstantsExchange:
         """A call of a flow has ended; another process copies the constants if this one did not."""
         entry = self._entries.get(flow.constants)
         if entry is not None and entry.source is member:
+            entry.failed.add(member)
             self._settled(entry)
 
     def drop(self, flows: Iterable[Flow]) -> None:
@@ -144,6 +148,7 @@ class ConstantsExchange:
             return
         del entry.flows[member]
         entry.mapped.discard(member)
+        entry.failed.discard(member)
         if entry.source is member:
             self._settled(entry)
 
