@@ -146,14 +146,16 @@ class Scheduler:
         """When to call `tick` next; None if nothing waits for time."""
         sending = self.calls.sending
         cores = sending.cores
-        times_ns = (
-            self._deadlines.next_due_ns,
+        due_ns = self._deadlines.next_due_ns
+        for time_ns in (
             self.pauses.next_due_ns,
             sending.batches.waits.next_due_ns,
             self.fleet.restarts.next_due_ns,
             cores.next_look_ns(self.calls.lines.waiting) if cores is not None else None,
-        )
-        return min([time_ns for time_ns in times_ns if time_ns is not None], default=None)
+        ):
+            if time_ns is not None and (due_ns is None or time_ns < due_ns):
+                due_ns = time_ns
+        return due_ns
 
     @property
     def has_turns(self) -> bool:
