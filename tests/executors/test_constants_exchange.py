@@ -104,7 +104,7 @@ def test_another_one_copies_what_the_first_did_not(
     exchange.ended(first, f)  # there was no room
     assert second.resumed == 1
     assert exchange.kept(first, f) is None
-    assert not exchange.is_copied_elsewhere(second, f), "nobody waits for it again"
+    assert not exchange.is_copied_elsewhere(second, f), "no call waits for it again"
     assert exchange.kept(second, f) is None
     assert exchange.is_copied_elsewhere(first, f)
     exchange.copied(second, f, SharedConstants("key", descriptor))

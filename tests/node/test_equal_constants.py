@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from dandelion.backends.gpu import cudalike_driver
 
 import dandelion.blueprint as bp
 from dandelion.documents import FunctionDocument, gpu_function
-from dandelion.node import Node, Settings
+from dandelion.node import Node
 from dandelion.settings import TenantSettings
-from tests.fake_driver import build
 
-MIB = 1 << 20
+from .fake_cuda import MIB, built, cuda_node, missing
+
 X = np.arange(256, dtype=np.int32)
 SOURCE = """
 #include "dandelion.h"
@@ -27,35 +25,18 @@ KERNEL void weigh(GLOBAL const i32 *w, GLOBAL const i32 *x, GLOBAL i32 *y)
 """
 
 
-def _missing() -> str:
-    if importlib.util.find_spec("cuda") is None or not importlib.util.find_spec("cuda.bindings"):
-        return "cuda-bindings"
-    return build.missing()
-
-
-pytestmark = pytest.mark.skipif(bool(_missing()), reason=f"without {_missing()}")
+pytestmark = pytest.mark.skipif(bool(missing()), reason=f"without {missing()}")
 
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("fake")
-    build.build("cuda", folder)
-    return folder
+    return built(tmp_path_factory.mktemp("fake"))
 
 
 @pytest.fixture
 def node(libraries: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Node]:
-    for name, value in build.environment(libraries).items():
-        monkeypatch.setenv(name, value)
-    # The fixture's compiler needs what the compile process gives up; engines compile themselves.
-    monkeypatch.setattr(cudalike_driver, "compile_apart", lambda *_: ())
-    options = {
-        "weights": "8M", "workers": "0", "standby": "false", "pool_bytes": "8M",
-        "cache": str(tmp_path),
-    }  # fmt: skip
-    settings = Settings(backends=("cuda",), options={"cuda": options}, arena_bytes=128 * MIB)
-    with Node(settings) as made:
-        assert made.wait_ready(60)
+    options = {"weights": "8M", "workers": "0"}
+    with cuda_node(libraries, monkeypatch, tmp_path, options) as made:
         yield made
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import time
@@ -13,17 +12,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from dandelion.backends.gpu import cudalike_driver
 
 import dandelion.blueprint as bp
 from dandelion.documents import FunctionDocument, gpu_function
 from dandelion.executors import ConstantsExchange, ProcessExecutor
 from dandelion.function import FunctionSpec
-from dandelion.node import Node, Settings
-from tests.fake_driver import build
+from dandelion.node import Node
 
-MIB = 1 << 20
-LIMIT_S = 60.0
+from .fake_cuda import LIMIT_S, MIB, built, cuda_node, missing
+
 X = np.arange(64, dtype=np.int32)
 SOURCE = """
 #include "dandelion.h"
@@ -34,35 +31,18 @@ KERNEL void weigh(GLOBAL const i32 *w, GLOBAL const i32 *x, GLOBAL i32 *y, u64 l
 """
 
 
-def _missing() -> str:
-    if importlib.util.find_spec("cuda") is None or not importlib.util.find_spec("cuda.bindings"):
-        return "cuda-bindings"
-    return build.missing()
-
-
-pytestmark = pytest.mark.skipif(bool(_missing()), reason=f"without {_missing()}")
+pytestmark = pytest.mark.skipif(bool(missing()), reason=f"without {missing()}")
 
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("fake")
-    build.build("cuda", folder)
-    return folder
+    return built(tmp_path_factory.mktemp("fake"))
 
 
 @pytest.fixture
 def node(libraries: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Node]:
-    for name, value in build.environment(libraries).items():
-        monkeypatch.setenv(name, value)
-    # The fixture's compiler needs what the compile process gives up; engines compile themselves.
-    monkeypatch.setattr(cudalike_driver, "compile_apart", lambda *_: ())
-    options = {
-        "weights": "12M", "workers": "2", "standby": "false", "pool_bytes": "8M",
-        "cache": str(tmp_path),
-    }  # fmt: skip
-    settings = Settings(backends=("cuda",), options={"cuda": options}, arena_bytes=128 * MIB)
-    with Node(settings) as made:
-        assert made.wait_ready(LIMIT_S)
+    options = {"weights": "12M", "workers": "2"}
+    with cuda_node(libraries, monkeypatch, tmp_path, options) as made:
         until(lambda: len(made._runtime.scheduler.calls.residency.devices) == 3)
         yield made
 

@@ -72,7 +72,7 @@ def test_an_engine_that_is_lost_leaves_constants_to_the_others() -> None:
     node.residency.keep_on_device(first, copying)
     node.residency.drop_device(first)
     assert not second.lacks(copied)
-    assert not second.lacks(copying), "nobody copies it any more: the next call does"
+    assert not second.lacks(copying), "no engine copies it now: the next call does"
     node.residency.drop_device(second)
     node.residency.add_device(second, CAPACITY)
     assert second.lacks(copied), "no engine was left"
@@ -90,7 +90,7 @@ def test_the_engine_that_copies_is_preferred_to_an_idle_one() -> None:
     node, flow = Node(3), flow_of("f")
     copies = node.engines[1]
     node.residency.keep_on_device(copies, flow)
-    copies.sent[1] = CallState(1, None, None, flow)  # type: ignore[arg-type]  # nobody looks at it
+    copies.sent[1] = CallState(1, None, None, flow)  # type: ignore[arg-type]  # only counted
     assert best_free(node.engines, flow) is copies
     node.residency.loaded(copies, flow)
     assert best_free(node.engines, flow) is node.engines[0], "an idle one"
@@ -100,7 +100,7 @@ def test_engines_that_share_nothing_copy_at_the_same_time() -> None:
     node, flow = Node(2, Capacity(constants_bytes=2 * SIZE)), flow_of("f")
     copies, idle = node.engines
     node.residency.keep_on_device(copies, flow)
-    copies.sent[1] = CallState(1, None, None, flow)  # type: ignore[arg-type]  # nobody looks at it
+    copies.sent[1] = CallState(1, None, None, flow)  # type: ignore[arg-type]  # only counted
     assert best_free(node.engines, flow) is idle
     assert node.residency.keep_on_device(idle, flow) == ((), True)
     assert node.residency.counts.copies == 2
