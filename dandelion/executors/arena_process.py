@@ -103,6 +103,10 @@ class ProcessExecutor(EngineProcessExecutor):
         elif order.evict:
             self.exchange.drop(order.evict)
 
+    def _keeps(self, order: Order) -> bool:
+        """Tell whether the scheduler keeps them still; it may have evicted them meanwhile."""
+        return order.keep and (self.exchange is None or order.call.flow in self.engine.held)
+
     def forget(self, flow: Flow) -> None:
         super().forget(flow)
         if self.exchange is not None:

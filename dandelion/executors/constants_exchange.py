@@ -39,7 +39,8 @@ class _Entry:
         descriptor: of their memory; -1 before they are copied.
         source: the process that copies them now.
         mapped: the processes that have mapped or copied them, or are about to.
-        failed: the processes whose calls were to copy them and did not; nobody waits for these.
+        failed: the processes whose calls were to copy them and did not: no call waits for these
+            any more.
         flows: those for which each process keeps them.
     """
 
@@ -153,7 +154,7 @@ class ConstantsExchange:
             self._settled(entry)
 
     def _settled(self, entry: _Entry) -> None:
-        """Nobody copies constants now: calls that waited for that go on."""
+        """No process copies constants now: calls that waited for that go on."""
         source, entry.source = entry.source, None
         if source is not None:
             for member in self._members:

@@ -258,6 +258,7 @@ class EngineProcessExecutor(Executor):
             self._post_plan(order)
             return
         self._evict(order)
+        order.keep = self._keeps(order)
         if order.keep:
             self._functions.constants.kept(call.flow, function)
         limit_s = min(function.spec.limits.wall_s, call.invocation.deadline_s)
@@ -266,6 +267,10 @@ class EngineProcessExecutor(Executor):
             sent.begin(time.monotonic_ns())
         self._out.append(sent)
         self._messages += self._run_messages(order, limit_s)
+
+    def _keeps(self, order: Order) -> bool:
+        """Tell whether the device keeps the constants of a call that is sent now."""
+        return order.keep
 
     def _post_plan(self, order: Order) -> None:
         """Have the process plan a call."""

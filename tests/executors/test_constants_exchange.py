@@ -11,9 +11,12 @@ import pytest
 
 from dandelion.data import SetSpec
 from dandelion.driver import SharedConstants
+from dandelion.engine_process.messages import Run
 from dandelion.executors import ConstantsExchange
 from dandelion.function import FunctionSpec
 from dandelion.scheduler import Flow, Tenant
+from tests.executors import harness
+from tests.executors.harness import Bench, call_of
 
 
 class Process:
@@ -170,3 +173,34 @@ def test_memory_that_could_not_be_mapped_is_replaced(
     assert exchange.kept(first, f) == SharedConstants("key", other)
     exchange.drop([f])
     assert not is_open(other)
+
+
+def test_calls_that_waited_keep_nothing_that_was_evicted_meanwhile(
+    exchange: ConstantsExchange, processes: list[Process]
+) -> None:
+    first, _, _ = processes
+    bench = Bench()
+    try:
+        peer = bench.start()
+        flow, other = harness.flow_of("f"), harness.flow_of("g")
+        flow.constants = other.constants = "weights"
+        bench.executor.exchange = exchange
+        exchange.join(bench.executor)
+        bench.executor.engine.held = {flow, other}
+        exchange.kept(first, flow)
+        for one in (flow, other):
+            bench.executor.send(call_of(one), (), True)
+        bench.executor.flush()
+        assert peer.requests() == [], "they wait for what the other process copies"
+        bench.executor.engine.held = {other}
+        exchange.drop([flow])
+        exchange.ended(first, flow)
+        bench.executor.resume()
+        bench.loop.turn()
+        runs = [request for request in peer.requests() if isinstance(request, Run)]
+        assert [run.keep for run in runs] == [False, True]
+        peer.die()
+        bench.lose()
+    finally:
+        bench.close()
+    assert len(exchange) == 0
