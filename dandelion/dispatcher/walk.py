@@ -38,6 +38,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+from mypy_extensions import mypyc_attr
+
 from dandelion.data import ItemSet, Origin
 from dandelion.dataflow.sharding import Instance, Partitioning, instances, merged
 from dandelion.dispatcher.frames import (
@@ -62,6 +64,7 @@ WINDOW = 64
 """How many instances of one application are in flight at once."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Walk:
     """One invocation of a composition.
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 import msgspec
 
 from dandelion.call_logs import PrintedLine
-from dandelion.data import Sets, elements_of
+from dandelion.data import ItemSet, Sets, elements_of
+from dandelion.dispatcher import Walk
 from dandelion.errors import InternalError
 from dandelion.markup import page
 from dandelion.recording.recorder import InvocationRecorder
-from dandelion.scheduler import InvocationState
+from dandelion.scheduler import InvocationState, Tenant
 from dandelion.traces import Trace
 
 
@@ -36,7 +37,7 @@ def _nothing(invocation: Invocation) -> None:
     """No caller waits for the end."""
 
 
-class Invocation(InvocationState, eq=False, kw_only=True):
+class Invocation(InvocationState):
     """One invocation. Changed on the node's loop.
 
     Attributes:
@@ -48,13 +49,40 @@ class Invocation(InvocationState, eq=False, kw_only=True):
         printed: what the call of another node wrote, if this is one.
     """
 
-    trace: Trace
-    on_end: Callable[[Invocation], None] = _nothing
-    recorder: InvocationRecorder | None = None
-    queued_ns: int = 0
-    run_ns: int = 0
-    calls_ended: int = 0
-    printed: tuple[PrintedLine, ...] = ()
+    def __init__(
+        self,
+        id: str,
+        tenant: Tenant,
+        walk: Walk,
+        inputs: tuple[ItemSet | None, ...],
+        deadline_ns: int,
+        deadline_s: float,
+        input_bytes: int = 0,
+        priority: int = 0,
+        served: bool = False,
+        served_ns: dict[str, int] | None = None,
+        *,
+        trace: Trace,
+    ) -> None:
+        super().__init__(
+            id,
+            tenant,
+            walk,
+            inputs,
+            deadline_ns,
+            deadline_s,
+            input_bytes,
+            priority,
+            served,
+            served_ns,
+        )
+        self.trace = trace
+        self.on_end: Callable[[Invocation], None] = _nothing
+        self.recorder: InvocationRecorder | None = None
+        self.queued_ns = 0
+        self.run_ns = 0
+        self.calls_ended = 0
+        self.printed: tuple[PrintedLine, ...] = ()
 
     def result(self) -> InvocationResult:
         """Give the result, once.

@@ -154,7 +154,7 @@ class Invoker:
             on_wait: called if the result is not there at once, before this waits for it.
         """
         invocation = self.made(plan, inputs, deadline_s, tenant, priority, trace_context)
-        del inputs
+        inputs = ()  # the invocation has them, and drops them
         here = self._loop.is_current
         if here:
             self._runtime.submit(invocation)
@@ -262,7 +262,7 @@ class Invoker:
         )
         number = f"{self._prefix}-{next(self._ids):x}" if id_ is None else id_
         now_ns = time.monotonic_ns()
-        return Invocation(
+        invocation = Invocation(
             number,
             tenant,
             Walk(plan, self._partitioning, slice_=SLICE) if walk is None else walk,
@@ -271,9 +271,10 @@ class Invoker:
             deadline_s,
             sum([s.size_bytes for s in inputs if s is not None]),
             priority,
-            span=span,
             trace=Trace(number, plan.name, now_ns, tenant.name),
         )
+        invocation.span = span
+        return invocation
 
     def _post_begin(self, invocation: Invocation) -> None:
         """Have an invocation begin on the loop.

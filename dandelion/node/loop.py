@@ -36,7 +36,7 @@ class NodeLoop:
         self._arena = arena
         self._pool = pool
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._own_thread: threading.Thread | None = None
         self._ident = 0
         # Held for microseconds: nothing is posted to a loop that has stopped.
         self._posting = threading.Lock()
@@ -60,8 +60,10 @@ class NodeLoop:
             self._begin(loop)
             return
         own = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=own.run_forever, name="dandelion-loop", daemon=True)
-        self._thread.start()
+        self._own_thread = threading.Thread(
+            target=own.run_forever, name="dandelion-loop", daemon=True
+        )
+        self._own_thread.start()
         begun = threading.Event()
 
         def begin() -> None:
@@ -122,9 +124,9 @@ class NodeLoop:
 
         loop.call_soon_threadsafe(stop)
         stopped.wait()
-        if self._thread is not None:
+        if self._own_thread is not None:
             loop.call_soon_threadsafe(loop.stop)
-            self._thread.join()
+            self._own_thread.join()
             _end_tasks(loop)
             loop.close()
         self._runtime.close()

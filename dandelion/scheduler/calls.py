@@ -73,6 +73,7 @@ class Calls:
         walks: Walks,
     ) -> None:
         self.engines = Engines()
+        self._policy = policy
         self.lines = Lines(policy)
         self.residency = Residency(memory_bytes, actions)
         self.sending = Sending(
@@ -127,7 +128,7 @@ class Calls:
         users = [key for key, f in self.flows.items() if _is_made_of(f, tenant, name, version)]
         gone += [self.flows.pop(key) for key in users]
         for flow in gone:
-            self.residency.forget(flow)
+            self._forget(flow)
 
     def engines_changed(self, now_ns: int) -> None:
         """Engines were added, lost or changed: rebuild the lanes with all waiting calls."""
@@ -235,7 +236,11 @@ class Calls:
         for key, flow in fused:
             if not (flow.pins or flow.blocked):
                 del self.flows[key]
-                self.residency.forget(flow)
+                self._forget(flow)
+
+    def _forget(self, flow: Flow) -> None:
+        self.residency.forget(flow)
+        self._policy.forgotten(flow)
 
     def _need(self, call: CallState, now_ns: int) -> None:
         """Continue a call when its function is in memory."""

@@ -18,6 +18,8 @@ import abc
 import math
 from typing import ClassVar
 
+from mypy_extensions import mypyc_attr
+
 from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.records import CallQueue, CallState, Flow, Lane, Tenant
 
@@ -25,6 +27,7 @@ NEVER = math.inf
 """The cost where an engine must not take a flow's calls."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Policy(abc.ABC):
     """The order of flows, and the choice of engines.
 
@@ -78,6 +81,9 @@ class Policy(abc.ABC):
 
         The keys of its queues may become larger only.
         """
+
+    def forgotten(self, flow: Flow) -> None:
+        """A flow's function is gone; calls of it may still run, and seldom wait again."""
 
     def tenant_changed(self, tenant: Tenant) -> None:
         """A tenant is new, or its weight changed."""

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-import msgspec
+from mypy_extensions import mypyc_attr
 
 from dandelion.call_logs import PrintedLine
 from dandelion.data import ItemSet
@@ -82,7 +82,7 @@ class Presence(enum.Enum):
     PRESENT = "present"
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, eq=False)
 class Flow:
     """One function of one tenant: the unit of queueing, ordering and accounting.
 
@@ -198,7 +198,61 @@ class Phase(enum.Enum):
     ENDED = "ended"
 
 
-class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it at its end
+@mypyc_attr(allow_interpreted_subclasses=True)
+class InvocationState:
+    """One invocation: its walk, and its calls that have not ended.
+
+    Attributes:
+        deadline_ns: on the clock of `now_ns`.
+        priority: among the calls of its tenant; higher first.
+        input_bytes: size of its inputs in the arena.
+        arena_bytes: bytes charged to its tenant's quota, inputs included.
+        calls: by the walk's instance number.
+        outputs, error: one of them is set when `ended` is.
+        deadline, pauses: timers, the latter by the walk's instance number.
+        resuming: its walk stopped after a slice and has its next turn in the queue.
+        span: its span, if it has one; the scheduler does not use it.
+        served: it is one call of an invocation of another node, and runs on engines of this one.
+        served_ns: if it is served, receives the time on engines, by backend; its node's counters.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        tenant: Tenant,
+        walk: Walk,
+        inputs: tuple[ItemSet | None, ...],
+        deadline_ns: int,
+        deadline_s: float,
+        input_bytes: int = 0,
+        priority: int = 0,
+        served: bool = False,
+        served_ns: dict[str, int] | None = None,
+    ) -> None:
+        self.id = id
+        self.tenant = tenant
+        self.walk = walk
+        self.inputs = inputs
+        self.deadline_ns = deadline_ns
+        self.deadline_s = deadline_s
+        self.input_bytes = input_bytes
+        self.priority = priority
+        self.arena_bytes = 0
+        self.started_ns = 0
+        self.ended_ns = 0
+        self.calls: dict[int, CallState] = {}
+        self.deadline: Timer[InvocationState] | None = None
+        self.pauses: dict[int, Timer[tuple[InvocationState, int]]] = {}
+        self.outputs: InstanceSets | None = None
+        self.error: DandelionError | None = None
+        self.ended = False
+        self.resuming = False
+        self.span: InvocationSpan | None = None
+        self.served = served
+        self.served_ns = served_ns
+
+
+class CallState:
     """One call: one instance of one function, from the walk to the trace.
 
     Attributes:
@@ -225,72 +279,42 @@ class CallState(msgspec.Struct, eq=False, gc=False):  # its invocation drops it 
         cancelled: its result is not needed; if it was sent, a `Stop` was sent too.
     """
 
-    id: int
-    invocation: InvocationState
-    run: Run
-    flow: Flow
-    phase: Phase = Phase.BLOCKED
-    attempt: int = 1
-    alone: bool = False
-    pinned: bool = False
-    demand: Demand | None = None
-    engine: EngineState | None = None
-    queue: CallQueue | None = None
-    lane: Lane = NO_LANE
-    rank: tuple[int, float] = (0, 0.0)
-    turn: Flow | None = None
-    expected_ns: float = 0.0
-    queued_ns: int = 0
-    sent_ns: int = 0
-    started_ns: int = 0
-    ended_ns: int = 0
-    stages: dict[str, int] = {}
-    printed: tuple[PrintedLine, ...] = ()
-    span_id: str = ""
-    placed: object = None
-    content: bytes = b""
-    members: tuple[CallState, ...] = ()
-    batch: CallState | None = None
-    single: bool = False
-    requeued: bool = False
-    cancelled: bool = False
-
-
-class InvocationState(msgspec.Struct, eq=False):
-    """One invocation: its walk, and its calls that have not ended.
-
-    Attributes:
-        deadline_ns: on the clock of `now_ns`.
-        priority: among the calls of its tenant; higher first.
-        input_bytes: size of its inputs in the arena.
-        arena_bytes: bytes charged to its tenant's quota, inputs included.
-        calls: by the walk's instance number.
-        outputs, error: one of them is set when `ended` is.
-        deadline, pauses: timers, the latter by the walk's instance number.
-        resuming: its walk stopped after a slice and has its next turn in the queue.
-        span: its span, if it has one; the scheduler does not use it.
-        served: it is one call of an invocation of another node, and runs on engines of this one.
-        served_ns: if it is served, receives the time on engines, by backend; its node's counters.
-    """
-
-    id: str
-    tenant: Tenant
-    walk: Walk
-    inputs: tuple[ItemSet | None, ...]
-    deadline_ns: int
-    deadline_s: float
-    input_bytes: int = 0
-    priority: int = 0
-    arena_bytes: int = 0
-    started_ns: int = 0
-    ended_ns: int = 0
-    calls: dict[int, CallState] = {}
-    deadline: Timer[InvocationState] | None = None
-    pauses: dict[int, Timer[tuple[InvocationState, int]]] = {}
-    outputs: InstanceSets | None = None
-    error: DandelionError | None = None
-    ended: bool = False
-    resuming: bool = False
-    span: InvocationSpan | None = None
-    served: bool = False
-    served_ns: dict[str, int] | None = None
+    def __init__(
+        self,
+        id: int,
+        invocation: InvocationState,
+        run: Run,
+        flow: Flow,
+        demand: Demand | None = None,
+        members: tuple[CallState, ...] = (),
+        single: bool = False,
+    ) -> None:
+        self.id = id
+        self.invocation = invocation
+        self.run = run
+        self.flow = flow
+        self.phase: Phase = Phase.BLOCKED
+        self.attempt = 1
+        self.alone = False
+        self.pinned = False
+        self.demand = demand
+        self.engine: EngineState | None = None
+        self.queue: CallQueue | None = None
+        self.lane: Lane = NO_LANE
+        self.rank: tuple[int, float] = (0, 0.0)
+        self.turn: Flow | None = None
+        self.expected_ns = 0.0
+        self.queued_ns = 0
+        self.sent_ns = 0
+        self.started_ns = 0
+        self.ended_ns = 0
+        self.stages: dict[str, int] = {}
+        self.printed: tuple[PrintedLine, ...] = ()
+        self.span_id = ""
+        self.placed: object = None
+        self.content = b""
+        self.members = members
+        self.batch: CallState | None = None
+        self.single = single
+        self.requeued = False
+        self.cancelled = False

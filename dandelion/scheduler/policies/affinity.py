@@ -11,8 +11,6 @@ without affinity. There run times and homes are declared; here they are measured
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
-
 from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.policies.fair import FIRST_CALL_NS, Fair
 from dandelion.scheduler.records import Flow, Lane
@@ -27,7 +25,7 @@ class Affinity(Fair):
     by_engine = True
 
     def __init__(self) -> None:
-        self._homes: WeakKeyDictionary[Flow, EngineState] = WeakKeyDictionary()
+        self._homes: dict[Flow, EngineState] = {}
 
     def lead(self, flow: Flow) -> float:
         return 0.0  # its costs keep flows at their engines
@@ -38,6 +36,9 @@ class Affinity(Fair):
         if active and self._homes.get(flow) not in active:
             taken = list(self._homes.values())
             self._homes[flow] = min(active, key=taken.count)
+
+    def forgotten(self, flow: Flow) -> None:
+        self._homes.pop(flow, None)
 
     def cost(self, engine: EngineState, flow: Flow, lane: Lane) -> float:
         if self._homes.get(flow) is engine:

@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import math
 
+from mypy_extensions import mypyc_attr
+
 from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.policy import Policy
 from dandelion.scheduler.records import CallQueue, CallState, Flow, Lane
@@ -38,6 +40,7 @@ FIRST_CALL_NS = 1_000_000.0
 _KNOWN_LANES = 8
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Fair(Policy):
     """Engine time is shared by weight; see the module's text."""
 

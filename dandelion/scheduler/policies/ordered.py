@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mypy_extensions import mypyc_attr
+
 from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.policy import Policy
 from dandelion.scheduler.records import CallQueue, CallState, Flow, Lane
@@ -9,6 +11,7 @@ from dandelion.scheduler.records import CallQueue, CallState, Flow, Lane
 _CALL_NS = 1e18
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Fifo(Policy):
     """First in, first out. A tenant gets engine time in proportion to its calls."""
 

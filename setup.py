@@ -1,0 +1,86 @@
+"""The build: modules that every call passes through become extension modules, compiled by mypyc.
+
+They are the same modules, only faster: without a C compiler, the package is installed without them.
+``DANDELION_COMPILE=0`` always leaves them out, and ``1`` makes it an error if they cannot be
+compiled. An editable installation has them only with ``1``, since Python prefers an extension
+module even if its source is newer; `make extensions` compiles them there, and again after changes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from glob import glob
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError
+
+COMPILED = (
+    "dandelion/timers.py",
+    "dandelion/dataflow/sharding.py",
+    "dandelion/dispatcher/*.py",
+    "dandelion/executors/contract.py",
+    "dandelion/executors/inline.py",
+    "dandelion/node/action_carrier.py",
+    "dandelion/node/activity.py",
+    "dandelion/node/executor_answers.py",
+    "dandelion/node/inputs.py",
+    "dandelion/node/invocation.py",
+    "dandelion/node/invoker.py",
+    "dandelion/node/library.py",
+    "dandelion/node/loop.py",
+    "dandelion/node/observer.py",
+    "dandelion/node/runtime.py",
+    "dandelion/node/spaces.py",
+    "dandelion/scheduler/*.py",
+    "dandelion/scheduler/policies/*.py",
+)
+"""Modules without records that are sent or stored: msgspec reads their annotations at run time."""
+
+BUILDS = {"bdist_wheel", "build", "build_ext", "install"}
+FLAGS = ("--config-file=", "--ignore-missing-imports", "--no-warn-no-return")
+
+
+class OptionalExtensions(build_ext):
+    """Builds all extension modules, or leaves all out."""
+
+    def run(self) -> None:
+        try:
+            super().run()
+        except BaseError as error:
+            if CHOICE == "1":
+                raise
+            self.warn(f"installed without extension modules: {error}")
+            for name in map(self.get_ext_fullpath, [one.name for one in self.extensions]):
+                Path(name).unlink(missing_ok=True)
+            self.extensions = []
+
+
+def sources() -> list[str]:
+    """Return the modules to compile."""
+    found = [path for pattern in COMPILED for path in sorted(glob(pattern))]
+    return [path for path in found if not path.endswith("__init__.py")]
+
+
+def extension_modules() -> list[Extension]:
+    """Translate the modules to C; an empty list if that is not wanted or possible."""
+    wanted = CHOICE == "1" or (CHOICE != "0" and "editable_wheel" not in sys.argv)
+    if not wanted or not (BUILDS | {"editable_wheel"}).intersection(sys.argv):
+        return []
+    try:
+        from mypyc.build import mypycify
+
+        return mypycify(
+            [*FLAGS, *sources()], group_name="dandelion", opt_level="1", debug_level="0"
+        )
+    except (ImportError, SystemExit) as error:
+        if CHOICE == "1":
+            raise
+        print(f"installed without extension modules: {error}", file=sys.stderr)
+        return []
+
+
+CHOICE = os.environ.get("DANDELION_COMPILE", "")
+setup(ext_modules=extension_modules(), cmdclass={"build_ext": OptionalExtensions})
