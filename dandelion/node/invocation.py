@@ -51,7 +51,7 @@ class Invocation(InvocationState):
 
     def __init__(
         self,
-        id: str,
+        id_: str,
         tenant: Tenant,
         walk: Walk,
         inputs: tuple[ItemSet | None, ...],
@@ -65,7 +65,7 @@ class Invocation(InvocationState):
         trace: Trace,
     ) -> None:
         super().__init__(
-            id,
+            id_,
             tenant,
             walk,
             inputs,

@@ -218,7 +218,7 @@ class InvocationState:
 
     def __init__(
         self,
-        id: str,
+        id_: str,
         tenant: Tenant,
         walk: Walk,
         inputs: tuple[ItemSet | None, ...],
@@ -229,7 +229,7 @@ class InvocationState:
         served: bool = False,
         served_ns: dict[str, int] | None = None,
     ) -> None:
-        self.id = id
+        self.id = id_
         self.tenant = tenant
         self.walk = walk
         self.inputs = inputs
@@ -281,7 +281,7 @@ class CallState:
 
     def __init__(
         self,
-        id: int,
+        id_: int,
         invocation: InvocationState,
         run: Run,
         flow: Flow,
@@ -289,7 +289,7 @@ class CallState:
         members: tuple[CallState, ...] = (),
         single: bool = False,
     ) -> None:
-        self.id = id
+        self.id = id_
         self.invocation = invocation
         self.run = run
         self.flow = flow
