@@ -6,13 +6,14 @@ EXTRAS := opencl,wasm,grpc,compositions,test,lint,bench,docs
 # Tests start thousands of interpreters, which are to find compiled modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test check bytecode extensions bench gpu docs docs-serve clean
+.PHONY: help setup demo test check bytecode extensions sources bench gpu docs docs-serve clean
 
 help:
 	@echo "make demo    run the flagship composition (digits) end to end, then text_topics"
 	@echo "make test    run every test that needs no GPU"
 	@echo "make check   format, lint and type checks"
 	@echo "make extensions  compile the modules on the path of a call to C, here in the checkout"
+	@echo "make sources   remove what make extensions made"
 	@echo "make bench   measure dispatcher, data paths and sandboxes on this machine"
 	@echo "make gpu     test and measure on an NVIDIA device"
 	@echo "make docs    build the documents as a site in site/; make docs-serve serves them"
@@ -57,9 +58,12 @@ bytecode: setup
 	@$(BIN)/python -m compileall -q dandelion backends registry compositions bench
 	@$(BIN)/python -m pytest --collect-only --quiet --quiet --quiet
 
-# Python prefers extension modules to their sources, so repeat this after changes, or remove them.
+# Python prefers extension modules to their sources: repeat this after changes, or make sources.
 extensions: setup
 	@DANDELION_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --inplace
+
+sources:
+	@find . -path ./$(VENV) -prune -o -name '*.so' -exec rm {} +
 
 bench: setup
 	$(BIN)/python -m dandelion bench run dispatcher data sandbox
@@ -78,7 +82,6 @@ docs: setup
 docs-serve: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-clean:
+clean: sources
 	rm -rf $(VENV) site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo
-	find . -path ./.venv -prune -o -name '*.so' -exec rm {} +
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import BaseError
+from setuptools.errors import BaseError, CCompilerError
 
 COMPILED = (
     "dandelion/timers.py",
@@ -49,7 +49,7 @@ class OptionalExtensions(build_ext):
     def run(self) -> None:
         try:
             super().run()
-        except BaseError as error:
+        except (BaseError, CCompilerError) as error:
             if CHOICE == "1":
                 raise
             self.warn(f"installed without extension modules: {error}")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from dandelion import extension_modules
 from dandelion.driver import load_driver
 from dandelion.errors import BackendUnavailable, DandelionError
 from dandelion.search_path import environment
@@ -104,6 +105,7 @@ def machine(found: BenchDevices | None = None) -> dict[str, str]:
         **_device_facts(found or BenchDevices()),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
+        "extension modules": "yes" if extension_modules.in_use() else "no",
         **{name: metadata.version(name) for name in _LIBRARIES},
     }
 

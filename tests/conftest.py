@@ -9,13 +9,25 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 from types import SimpleNamespace
+
+import pytest
 
 from dandelion.frontend import collector
 
+PACKAGE = Path(__file__).resolve().parent.parent / "dandelion"
+
 
 def pytest_configure() -> None:
-    """Set the catalogue of all programs that tests start."""
+    """Refuse extension modules of older sources; set the catalogue of programs that tests start."""
+    for compiled in PACKAGE.rglob("*" + EXTENSION_SUFFIXES[0]):
+        source = compiled.with_name(compiled.name.removesuffix(EXTENSION_SUFFIXES[0]) + ".py")
+        if not source.exists() or source.stat().st_mtime > compiled.stat().st_mtime:
+            raise pytest.UsageError(
+                f"{compiled.name} is older than its source: make extensions, or make sources"
+            )
     os.environ["DANDELION_CATALOG"] = "memory:"
 
 

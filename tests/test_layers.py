@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
-    ["errors"],
+    ["errors", "extension_modules"],
     ["search_path"],
     ["addresses"],
     ["checked_resolver"],

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from dandelion import __version__
+from dandelion import __version__, extension_modules
 from dandelion.cli.output import Output, size_text
 from dandelion.cli.parser import Arguments
 from dandelion.driver import Driver, backend_names, load_driver
@@ -127,7 +127,18 @@ def machine() -> list[Finding]:
         Finding("machine", "python", True, python),
         Finding("machine", "system", platform.system() == "Linux", system),
         Finding("machine", "cores", True, str(cores)),
+        _form(),
     ]
+
+
+def _form() -> Finding:
+    """Report whether calls run in extension modules."""
+    name = "extension modules"
+    if extension_modules.in_use():
+        return Finding("machine", name, True, "calls run in compiled modules")
+    missing = "not compiled: a call takes up to 2.5 times as long"
+    remedy = "make extensions, and in an installation without sources, install again with gcc"
+    return Finding("machine", name, False, missing, remedy)
 
 
 def arena() -> Finding:

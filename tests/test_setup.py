@@ -1,0 +1,77 @@
+"""The build compiles modules if it can, and says what it left out."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULE = "dandelion/timers.py"
+PROGRAM = "import dandelion.timers as t; print(t.__file__, len(t.Timers()))"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A source tree with one of the modules that are compiled."""
+    (tmp_path / "dandelion").mkdir()
+    (tmp_path / "dandelion/__init__.py").touch()
+    for name in ("setup.py", MODULE):
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def build(tree: Path, choice: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Build in place. An empty choice is the default."""
+    return subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "--inplace"],
+        cwd=tree, env=os.environ | {"DANDELION_COMPILE": choice} | variables,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def origin(tree: Path) -> str:
+    """Where the module is loaded from."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=tree, env=os.environ | {"PYTHONPATH": str(tree)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    path, length = done.stdout.split()
+    assert path.startswith(str(tree))
+    assert length == "0"
+    return path
+
+
+def test_modules_are_compiled_by_default(tree: Path) -> None:
+    done = build(tree, "")
+    assert done.returncode == 0, done.stderr
+    assert origin(tree).endswith(".so")
+
+
+def test_without_a_compiler_the_sources_are_used(tree: Path) -> None:
+    done = build(tree, "", CC="false")
+    assert done.returncode == 0
+    assert "installed without extension modules" in done.stdout + done.stderr
+    assert origin(tree).endswith(".py")
+
+
+def test_a_demanded_build_fails_without_a_compiler(tree: Path) -> None:
+    assert build(tree, "1", CC="false").returncode != 0
+
+
+def test_modules_that_cannot_be_translated_are_used_as_they_are(tree: Path) -> None:
+    with (tree / MODULE).open("a") as source:
+        source.write("\nBROKEN: int = ''\n")
+    done = build(tree, "")
+    assert done.returncode == 0
+    assert "installed without extension modules" in done.stdout + done.stderr
+    assert origin(tree).endswith(".py")
+    assert build(tree, "1").returncode != 0
+
+
+def test_compiling_can_be_refused(tree: Path) -> None:
+    assert build(tree, "0").returncode == 0
+    assert origin(tree).endswith(".py")
