@@ -37,7 +37,13 @@ COMPILED = (
     "dandelion/scheduler/*.py",
     "dandelion/scheduler/policies/*.py",
 )
-"""Modules without records that are sent or stored: msgspec reads their annotations at run time."""
+INTERPRETED = (
+    "dandelion/dispatcher/frames.py",
+    "dandelion/dispatcher/instructions.py",
+    "dandelion/scheduler/actions.py",
+)
+"""Modules with records of msgspec. They are never compiled: msgspec reads annotations at run time,
+and mypyc drops the arguments of a class, such as ``order``, ``eq`` and ``frozen``."""
 
 BUILDS = {"bdist_wheel", "build", "build_ext", "install"}
 FLAGS = ("--config-file=", "--ignore-missing-imports", "--no-warn-no-return")
@@ -61,7 +67,7 @@ class OptionalExtensions(build_ext):
 def sources() -> list[str]:
     """Return the modules to compile."""
     found = [path for pattern in COMPILED for path in sorted(glob(pattern))]
-    return [path for path in found if not path.endswith("__init__.py")]
+    return [path for path in found if not path.endswith((*INTERPRETED, "__init__.py"))]
 
 
 def extension_modules() -> list[Extension]:

@@ -25,7 +25,7 @@ from dandelion.capacity import (
 from dandelion.data import Item, ItemSet, Sets, SetSpec
 from dandelion.errors import ErrorRecord
 from dandelion.function import CodeObject, FunctionSpec
-from dandelion.node.invocation import InvocationResult
+from dandelion.node.invocation_result import InvocationResult
 from dandelion.settings import TenantSettings
 from dandelion.timeline import BARS_LIMIT
 from dandelion.traces import CallRecord, Trace, TraceDocument

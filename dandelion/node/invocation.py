@@ -4,33 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
 from dandelion.call_logs import PrintedLine
-from dandelion.data import ItemSet, Sets, elements_of
+from dandelion.data import ItemSet, Sets
 from dandelion.dispatcher import Walk
 from dandelion.errors import InternalError
-from dandelion.markup import page
+from dandelion.node.invocation_result import InvocationResult
 from dandelion.recording.recorder import InvocationRecorder
 from dandelion.scheduler import InvocationState, Tenant
 from dandelion.traces import Trace
-
-
-class InvocationResult(msgspec.Struct, frozen=True, eq=False):
-    """The result of an invocation.
-
-    Attributes:
-        id: of the invocation.
-        sets: the output sets by name; None where empty.
-        trace: what happened when.
-    """
-
-    id: str
-    sets: Sets
-    trace: Trace
-
-    def _repr_html_(self) -> str:
-        return page(*elements_of(self.sets), self.trace.element())
 
 
 def _nothing(invocation: Invocation) -> None:

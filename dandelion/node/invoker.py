@@ -22,7 +22,8 @@ from dandelion.dispatcher import CompositionPlan, Walk
 from dandelion.dispatcher.watched import ApplicationEnd, WatchedWalk
 from dandelion.errors import Cancelled, DandelionError, InvalidInput
 from dandelion.node.inputs import InputSets, InputStager, positional
-from dandelion.node.invocation import Invocation, InvocationResult
+from dandelion.node.invocation import Invocation
+from dandelion.node.invocation_result import InvocationResult
 from dandelion.node.loop import NodeLoop
 from dandelion.node.runtime import Runtime
 from dandelion.node.spaces import Spaces

@@ -13,7 +13,8 @@ from dandelion.namespaces import DEFAULT_TENANT
 from dandelion.node.components import Components
 from dandelion.node.executor_answers import Arguments
 from dandelion.node.inputs import converted, positional
-from dandelion.node.invocation import Invocation, InvocationResult
+from dandelion.node.invocation import Invocation
+from dandelion.node.invocation_result import InvocationResult
 from dandelion.node.invoker import CallerSpan
 from dandelion.recording.code import code_of
 from dandelion.recording.recorder import RECORDING_LIMIT_BYTES, InvocationRecorder

@@ -24,6 +24,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from mypy_extensions import mypyc_attr
+
 from dandelion.controllers.climbing import LEAST_NS, Climber, Limits
 from dandelion.controllers.throughput import Kind, Window
 from dandelion.driver import Demand
@@ -50,6 +52,7 @@ _ALIKE = 2.5
 """Calls of different flows with equal demands are alike if their times differ by less."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(slots=True, eq=False)
 class WorkerPool:
     """The workers of one device.

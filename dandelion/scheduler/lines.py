@@ -19,6 +19,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from operator import attrgetter
 
+from mypy_extensions import mypyc_attr
+
 from dandelion.errors import Overloaded
 from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.policy import NEVER, Policy
@@ -48,6 +50,7 @@ HELD_LOOKED_AT = 64
 """How many flows are looked at for one whose constants a device has."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Lines:
     """All calls that wait for an engine.
 

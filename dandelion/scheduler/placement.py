@@ -27,8 +27,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-import msgspec
-
 from dandelion.driver import Demand
 from dandelion.errors import DandelionError, DeviceFull, NoEngine
 from dandelion.scheduler.engine import LARGE_CONSTANTS_BYTES, EnginePhase, EngineState
@@ -37,7 +35,8 @@ from dandelion.scheduler.records import Flow, Lane
 _KNOWN_NEEDS = 4096
 
 
-class Needs(msgspec.Struct, frozen=True, gc=False):
+@dataclass(frozen=True, slots=True)
+class Needs:
     """The requirements of a call.
 
     Attributes:

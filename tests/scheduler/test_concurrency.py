@@ -29,6 +29,7 @@ from tests.scheduler.shared_device import (
     scales_to,
     steady,
 )
+from tests.scheduler.sources import from_sources
 
 Loads = Callable[[], list[Load]]
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -310,16 +311,10 @@ BUGS: list[tuple[Plant, Callable[[], None]]] = [
 ]
 
 
-@pytest.fixture
-def planted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    request.param(monkeypatch)
-
-
-@pytest.mark.parametrize(
-    ("planted", "check"), BUGS, indirect=["planted"], ids=[plant.__name__ for plant, _ in BUGS]
-)
-@pytest.mark.usefixtures("planted")
-def test_a_bug_is_found(check: Callable[[], None]) -> None:
+@pytest.mark.parametrize("number", range(len(BUGS)), ids=[plant.__name__ for plant, _ in BUGS])
+def test_a_bug_is_found(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, check = from_sources(__name__).BUGS[number]
+    plant(monkeypatch)
     with pytest.raises(AssertionError):
         check()
 

@@ -14,6 +14,7 @@ from dandelion.function import FunctionSpec
 from dandelion.scheduler import EngineState, Quota, Tenant, engine
 from dandelion.scheduler.engine import LARGE_CONSTANTS_BYTES, EnginePhase
 from dandelion.scheduler.placement import best_free
+from dandelion.scheduler.policies import POLICIES
 from dandelion.scheduler.policies.fair import COPIED_BYTES_PER_NS, STICKY_NS, Fair
 from dandelion.scheduler.records import Flow
 from dandelion.scheduler.residency import Residency
@@ -58,8 +59,18 @@ def copies(node: VirtualNode) -> int:
     return node.scheduler.calls.residency.counts.copies
 
 
+class WithoutLead(Fair):
+    def lead(self, flow: Flow) -> float:
+        return 0.0
+
+
+class LargeLead(Fair):
+    def lead(self, flow: Flow) -> float:
+        return 20 * STICKY_NS
+
+
 def without_lead(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Fair, "lead", lambda self, flow: 0.0)
+    patch.setitem(POLICIES, "fair", WithoutLead)
 
 
 def test_flows_keep_to_engines_that_have_their_constants(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +163,6 @@ def test_the_lead_is_bounded_in_random_runs(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_too_large_a_lead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Fair, "lead", lambda self, flow: 20 * STICKY_NS)
+    monkeypatch.setitem(POLICIES, "fair", LargeLead)
     with pytest.raises(AssertionError, match="is before"):
         simulate(monkeypatch, 30)

@@ -1,14 +1,26 @@
 """Which calls are run again after their engine died: pure ones, and idempotent I/O."""
 
-from types import SimpleNamespace
-
 import pytest
 
+from dandelion.dataflow.sharding import Partitioning
+from dandelion.dispatcher import Run, Walk
+from dandelion.dispatcher.plan import direct_plan
 from dandelion.errors import EngineDied, RequestInterrupted
 from dandelion.function import FunctionSpec
+from dandelion.scheduler import CallState, EngineState, InvocationState, Tenant
+from dandelion.scheduler.records import Flow
 from dandelion.scheduler.retries import may_run_again
 
 DIED = EngineDied("e", "killed")
+ENGINE = EngineState(0, frozenset({"cpu"}), ("cpu", "0"))
+
+
+def call_of(spec: FunctionSpec) -> CallState:
+    """Return the first call of a function."""
+    plan = direct_plan(spec)
+    tenant = Tenant("t")
+    invocation = InvocationState("i", tenant, Walk(plan, Partitioning(1)), (), 1, 1.0)
+    return CallState(1, invocation, Run(0, spec, (), plan.applications[0], 0), Flow(tenant, spec))
 
 
 @pytest.mark.parametrize(
@@ -17,17 +29,15 @@ DIED = EngineDied("e", "killed")
 )
 def test_after_an_engine_died(kind: str, idempotent: bool, again: bool) -> None:
     spec = FunctionSpec("f", kind=kind, idempotent=idempotent)
-    run = SimpleNamespace(function=spec, application=SimpleNamespace(parts=None))
-    call, engine = SimpleNamespace(run=run, attempt=1), SimpleNamespace(shared_fault_domain=False)
-    assert may_run_again(call, engine, DIED, begun=True) is again  # type: ignore[arg-type]
-    assert may_run_again(call, engine, DIED, begun=False) is again  # type: ignore[arg-type]
+    call = call_of(spec)
+    assert may_run_again(call, ENGINE, DIED, begun=True) is again
+    assert may_run_again(call, ENGINE, DIED, begun=False) is again
     call.attempt = 2
-    assert not may_run_again(call, engine, DIED, begun=True)  # type: ignore[arg-type]
+    assert not may_run_again(call, ENGINE, DIED, begun=True)
 
 
 def test_a_failed_request_is_left_to_its_caller() -> None:
     spec = FunctionSpec("f", kind="io", idempotent=True)
-    run = SimpleNamespace(function=spec, application=SimpleNamespace(parts=None))
-    call, engine = SimpleNamespace(run=run, attempt=1), SimpleNamespace(shared_fault_domain=False)
+    call = call_of(spec)
     error = RequestInterrupted("f", "item", "busy")
-    assert not may_run_again(call, engine, error, begun=True)  # type: ignore[arg-type]
+    assert not may_run_again(call, ENGINE, error, begun=True)

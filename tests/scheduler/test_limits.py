@@ -161,7 +161,6 @@ def test_an_engine_does_not_stay_with_a_flow_over_its_quota() -> None:
     assert node.running() == ["one", "other"]
     last = node.added[1].last
     assert last is not None
-    node.scheduler.calls.lines._policy.stays = lambda queue, best_key: True  # type: ignore[method-assign]
     node.added[1].last = node.sent[0].flow
     node.sent.reverse()
     node.done(after_ns=int(STICKY_NS))  # of `other`, on the engine that would stay with `one`

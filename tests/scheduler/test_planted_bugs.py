@@ -21,6 +21,7 @@ from dandelion.scheduler.residency import Residency
 from dandelion.scheduler.scheduler import Scheduler
 from dandelion.scheduler.sending import Sending
 from tests.scheduler.simulation import Simulation
+from tests.scheduler.sources import from_sources
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -338,9 +339,14 @@ LIKELY: dict[Plant, int] = {
 """Seeds that found a bug before, and are tried first."""
 
 
-@pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__)
-def test_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch)
+@pytest.mark.parametrize("name", [plant.__name__ for plant in BUGS])
+def test_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from_sources(__name__).find(name, monkeypatch)
+
+
+def find(name: str, patch: pytest.MonkeyPatch) -> None:
+    plant: Plant = globals()[name]
+    plant(patch)
     for seed in (LIKELY.get(plant, 0), *range(40)):
         simulation = Simulation(seed, "fifo")
         try:

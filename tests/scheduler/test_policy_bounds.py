@@ -17,6 +17,7 @@ from dandelion.scheduler.policy import Policy
 from dandelion.scheduler.records import CallQueue, CallState, Lane
 from tests.scheduler import bounds
 from tests.scheduler.simulation import Simulation
+from tests.scheduler.sources import from_sources
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -218,10 +219,9 @@ FOUND: list[tuple[Plant, Callable[[], None]]] = [
 ]
 
 
-@pytest.mark.parametrize(("plant", "check"), FOUND, ids=[plant.__name__ for plant, _ in FOUND])
-def test_bug_is_found(
-    plant: Plant, check: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("number", range(len(FOUND)), ids=[plant.__name__ for plant, _ in FOUND])
+def test_bug_is_found(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, check = from_sources(__name__).FOUND[number]
     check()
     plant(monkeypatch)
     with pytest.raises(AssertionError):
@@ -243,7 +243,12 @@ def test_the_simulation_finds_bugs_of_policies(
     plant: Plant, policy: str, likely: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Begins with a seed that found the bug before: some are found by one run in twenty."""
-    plant(monkeypatch)
+    from_sources(__name__).find(plant.__name__, policy, likely, monkeypatch)
+
+
+def find(name: str, policy: str, likely: int, patch: pytest.MonkeyPatch) -> None:
+    plant: Plant = globals()[name]
+    plant(patch)
     for seed in (likely, *range(120)):
         try:
             Simulation(seed, policy).run(800)

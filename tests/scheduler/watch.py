@@ -6,9 +6,10 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from dandelion.scheduler import CallState, EngineState, Scheduler
-from dandelion.scheduler.lines import busy_owner
+from dandelion.scheduler.lines import Lines, busy_owner
 from dandelion.scheduler.policies.affinity import AWAY_CALLS
 from dandelion.scheduler.policies.fair import COPIED_BYTES_PER_NS, FIRST_CALL_NS, STICKY_NS
+from dandelion.scheduler.policy import Policy
 from dandelion.scheduler.records import CallQueue, Flow
 
 PLACES: dict[str, Callable[[CallState], float]] = {
@@ -23,7 +24,7 @@ class Watch:
     """Looks at each call that leaves a queue, and at each that is sent.
 
     Args:
-        scheduler: is changed, so that it calls this.
+        scheduler: is changed, so that its lines call this.
         policy: its name.
         priorities: calls have priorities; then only the slots are in the policy's order.
     """
@@ -32,12 +33,13 @@ class Watch:
         self._policy = policy
         self._priorities = priorities
         self._scheduler = scheduler
-        self._next_for = scheduler.calls.lines.next_for
-        self._sent = scheduler.calls.sending.policy.sent
-        scheduler.calls.lines.next_for = self.next_for  # type: ignore[method-assign]
-        scheduler.calls.sending.policy.sent = self.sent  # type: ignore[method-assign]
+        calls = scheduler.calls
+        calls.lines = WatchedLines(calls.lines._policy, self)
+        calls.sending._lines = calls.sending.batches._lines = calls.lines
 
-    def next_for(self, engine: EngineState) -> CallState | None:
+    def chosen(
+        self, engine: EngineState, choose: Callable[[EngineState], CallState | None]
+    ) -> CallState | None:
         queues = [
             queue
             for lane in engine.lanes
@@ -46,7 +48,7 @@ class Watch:
         ]
         rivals = [(queue, list(queue.calls), queue.slots[0]) for queue in queues]
         leads = [_lead_ns(queue.flow) for queue in queues if engine.lacks(queue.flow)]
-        call = self._next_for(engine)
+        call = choose(engine)
         if call is None:
             allowed = self._policy in ("exclusive", "static")
             assert allowed or not rivals, f"engine {engine.id} is left idle"
@@ -82,7 +84,8 @@ class Watch:
             behind = flow.tags[queue.lane]
             assert tag <= behind + ahead + 1, f"call {call.id} is before {flow.name}"
 
-    def sent(self, call: CallState, engine: EngineState) -> None:
+    def check_engine(self, call: CallState, engine: EngineState) -> None:
+        """Check that the engine of a call that leaves its queue may run it."""
         tenant = call.flow.tenant
         if self._policy == "exclusive" and engine.places < 2:
             owners = {other.flow.tenant.name for other in engine.sent.values()}
@@ -90,7 +93,6 @@ class Watch:
         if self._policy == "static":
             engines = call.lane.engines
             assert engine in self._part(tenant.name, engines), f"engine {engine.id} is not its own"
-        self._sent(call, engine)
 
     def _part(self, name: str, engines: tuple[EngineState, ...]) -> tuple[EngineState, ...]:
         """Return the engines of a tenant, by exact arithmetic."""
@@ -103,6 +105,17 @@ class Watch:
         if first < after:
             return engines[first:after]
         return (engines[min(int((begin + end) / 2), len(engines) - 1)],)
+
+
+class WatchedLines(Lines):
+    """The real lines; a watch checks what they choose."""
+
+    def __init__(self, policy: Policy, watch: Watch) -> None:
+        super().__init__(policy)
+        self._watch = watch
+
+    def next_for(self, engine: EngineState) -> CallState | None:
+        return self._watch.chosen(engine, super().next_for)
 
 
 def _lead_ns(flow: Flow) -> float:

@@ -11,6 +11,8 @@ without affinity. There run times and homes are declared; here they are measured
 
 from __future__ import annotations
 
+from mypy_extensions import mypyc_attr
+
 from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.policies.fair import FIRST_CALL_NS, Fair
 from dandelion.scheduler.records import Flow, Lane
@@ -18,6 +20,7 @@ from dandelion.scheduler.records import Flow, Lane
 AWAY_CALLS = 10
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Affinity(Fair):
     """Engine time is shared by weight, and flows keep to their engines."""
 

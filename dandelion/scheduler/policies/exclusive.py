@@ -10,6 +10,8 @@ a new process, and nothing limits how long a client waits.
 
 from __future__ import annotations
 
+from mypy_extensions import mypyc_attr
+
 from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.policy import NEVER, Policy
 from dandelion.scheduler.records import CallQueue, CallState, Flow, Lane
@@ -18,6 +20,7 @@ TERM_NS = 100_000_000
 _LAST = 1e15  # more than any key
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Exclusive(Policy):
     """Tenants own engines in turns."""
 

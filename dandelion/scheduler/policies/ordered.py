@@ -21,6 +21,7 @@ class Fifo(Policy):
         return queue.slots[0]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Lifo(Fifo):
     """Last in, first out. An old call waits while newer ones arrive, or until its deadline."""
 
@@ -30,6 +31,7 @@ class Lifo(Fifo):
         return -call.id
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Deadline(Fifo):
     """The call whose invocation has to end first is next."""
 
@@ -39,6 +41,7 @@ class Deadline(Fifo):
         return call.invocation.deadline_ns
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Balance(Fifo):
     """First in, first out, on the engine with the fewest calls, then the least busy one so far.
 

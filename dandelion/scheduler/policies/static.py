@@ -9,11 +9,14 @@ Source: the policy `static` of KaaS, with a fixed number of workers for each cli
 
 from __future__ import annotations
 
+from mypy_extensions import mypyc_attr
+
 from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.policy import NEVER, Policy
 from dandelion.scheduler.records import CallQueue, CallState, Flow, Lane, Tenant
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Static(Policy):
     """Tenants have fixed engines."""
 
