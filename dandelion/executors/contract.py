@@ -23,6 +23,8 @@ from concurrent.futures import Executor as Pool
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from dandelion.driver import Call, Capacity, Engine, InstanceSets
 from dandelion.errors import DandelionError, EngineDied, TimedOut
 from dandelion.executors.batches import join
@@ -104,6 +106,7 @@ class Surroundings:
     pool: Pool
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Executor(abc.ABC):
     """Carries out the scheduler's actions for one engine. See the module's text.
 
