@@ -5,27 +5,26 @@ from __future__ import annotations
 import heapq
 from typing import Generic, TypeVar
 
-import msgspec
-
 Value = TypeVar("Value")
 
 _KEPT = 64
 """The heap may have this many timers that were cancelled, or one for each that was not."""
 
 
-class Timer(msgspec.Struct, Generic[Value], order=True, gc=False):  # its end breaks cycles
+class Timer(Generic[Value]):
     """One value; None after the timer has ended."""
 
-    due_ns: int
-    number: int
-    value: Value | None
+    __slots__ = ("value",)
+
+    def __init__(self, value: Value) -> None:
+        self.value: Value | None = value
 
 
 class Timers(Generic[Value]):
     """Timers in the order of their times; those of equal times, in the order of `add`."""
 
     def __init__(self) -> None:
-        self._heap: list[Timer[Value]] = []
+        self._heap: list[tuple[int, int, Timer[Value]]] = []  # due, number: no two are equal
         self._number = 0
         self._cancelled = 0
 
@@ -35,8 +34,8 @@ class Timers(Generic[Value]):
     def add(self, due_ns: int, value: Value) -> Timer[Value]:
         """Begin a timer; the value is not None."""
         self._number += 1
-        timer = Timer(due_ns, self._number, value)
-        heapq.heappush(self._heap, timer)
+        timer = Timer(value)
+        heapq.heappush(self._heap, (due_ns, self._number, timer))
         return timer
 
     def cancel(self, timer: Timer[Value]) -> None:
@@ -45,7 +44,7 @@ class Timers(Generic[Value]):
             timer.value = None
             self._cancelled += 1
             if self._cancelled > _KEPT and 2 * self._cancelled > len(self._heap):
-                self._heap = [timer for timer in self._heap if timer.value is not None]
+                self._heap = [entry for entry in self._heap if entry[2].value is not None]
                 heapq.heapify(self._heap)
                 self._cancelled = 0
 
@@ -54,7 +53,7 @@ class Timers(Generic[Value]):
         due_ns = self.next_due_ns
         if due_ns is None or due_ns > now_ns:
             return None
-        timer = heapq.heappop(self._heap)
+        timer = heapq.heappop(self._heap)[2]
         value, timer.value = timer.value, None
         return value
 
@@ -62,7 +61,7 @@ class Timers(Generic[Value]):
     def next_due_ns(self) -> int | None:
         """When the first timer is due; None if there is none."""
         heap = self._heap
-        while heap and heap[0].value is None:
+        while heap and heap[0][2].value is None:
             heapq.heappop(heap)
             self._cancelled -= 1
-        return heap[0].due_ns if heap else None
+        return heap[0][0] if heap else None
