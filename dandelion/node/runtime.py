@@ -122,7 +122,8 @@ class Runtime:
     def stop(self) -> None:
         """Stop working; on the loop."""
         assert self._loop is not None, "it was started"
-        self._loop.remove_reader(self.poll.fileno())
+        remove: Callable[[int], object] = self._loop.remove_reader  # uvloop's gives None
+        remove(self.poll.fileno())
         for timer in (self._timer, self._late):
             if timer is not None:
                 timer.cancel()
