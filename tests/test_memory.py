@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.errors import ContextFull, InvalidInput
 from dandelion.memory import ArenaMap, HeapDomain, SharedDomain, TransferCounts, Transfers
-from dandelion.memory.context import PAGE_BYTES, address_of, leased_view
+from dandelion.memory.context import PAGE_BYTES
+from dandelion.memory.lease import address_of, leased_view
 from dandelion.testing import Failing, Limited, Tracked
 
 PAGE = PAGE_BYTES

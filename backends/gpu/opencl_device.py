@@ -29,7 +29,7 @@ from dandelion.errors import (
     InvalidFunction,
     Problem,
 )
-from dandelion.memory.context import address_of
+from dandelion.memory.lease import address_of
 
 from . import pocl
 from .compiling import LOG_BYTES

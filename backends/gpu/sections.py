@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from dandelion.blueprint.records import WORD_BYTES
-from dandelion.memory.context import address_of
+from dandelion.memory.lease import address_of
 
 from .adaptive_wait import LONG_NS
 from .device import Device

@@ -6,7 +6,8 @@ import ctypes
 import os
 from typing import Any
 
-from dandelion.memory.context import PAGE_BYTES, address_of
+from dandelion.memory.context import PAGE_BYTES
+from dandelion.memory.lease import address_of
 
 from .device_facts import Protection
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from dandelion.errors import BackendUnavailable
 from dandelion.memory import SharedDomain
-from dandelion.memory.context import address_of
+from dandelion.memory.lease import address_of
 
 from ..experiment import Bench, experiment
 from ..records import Axis, Budget, Findings, Metric, Panel, Plot, Row, Skip, Unit

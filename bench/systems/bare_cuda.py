@@ -19,7 +19,7 @@ from dandelion.backends.hip import HipDevice
 
 from dandelion.errors import BackendUnavailable, DeviceFault
 from dandelion.function import digest_of
-from dandelion.memory.context import address_of
+from dandelion.memory.lease import address_of
 
 from ..processes import Closeable
 from .bare import BareDevice, BareLaunch, BareStream, Workload

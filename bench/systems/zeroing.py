@@ -16,7 +16,7 @@ import msgspec
 from dandelion.data import Item, ItemSet
 from dandelion.errors import BackendUnavailable
 from dandelion.memory import HeapDomain
-from dandelion.memory.context import address_of
+from dandelion.memory.lease import address_of
 
 from ..processes import program_main, run_program
 from ..samples import Samples

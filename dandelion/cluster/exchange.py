@@ -27,7 +27,7 @@ from dandelion.data import Bytes
 from dandelion.errors import DandelionError, NodeLost
 from dandelion.executors import to_dandelion_error
 from dandelion.memory import Context, SharedDomain
-from dandelion.memory.context import address_of, leased_view
+from dandelion.memory.lease import address_of, leased_view
 
 WINDOW = 4
 """How many pieces are asked for at a time."""

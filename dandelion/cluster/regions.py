@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from dandelion.cluster.call_messages import RegionSize
 from dandelion.data import Bytes
 from dandelion.errors import TooMany
-from dandelion.memory.context import address_of
+from dandelion.memory.lease import address_of
 
 REGIONS_LIMIT = 65536
 

@@ -10,7 +10,6 @@ from typing import ClassVar
 
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.driver import (
-    Call,
     Driver,
     Engine,
     EngineFactory,
@@ -20,6 +19,7 @@ from dandelion.driver import (
     SharedConstants,
     load_driver,
 )
+from dandelion.engine_process.calls import ServedCall
 from dandelion.engine_process.channel import Channel, Ended
 from dandelion.engine_process.descriptors import DescriptorChannel
 from dandelion.engine_process.messages import (
@@ -78,24 +78,6 @@ class SliceDomain(MemoryDomain):
 
     def stats(self) -> DomainStats:
         return DomainStats(self._size_bytes, self._size_bytes - (self._end - self._next), 0)
-
-
-class _Call(Call, eq=False, gc=False):
-    """A call that its node can stop; the node gets a message when its time starts."""
-
-    process: EngineProcess | None = None
-
-    def start_deadline(self, now_ns: int) -> None:
-        Call.start_deadline(self, now_ns)
-        if self.process is not None:
-            self.process.node.send(Begun(self.id))
-
-    def is_stopped(self) -> bool:
-        return self.process is not None and self.process.is_stopped(self.id)
-
-    def share_constants(self, constants: SharedConstants) -> None:
-        if self.process is not None:
-            self.process.share(self.id, constants)
 
 
 class EngineProcess:
@@ -217,6 +199,10 @@ class EngineProcess:
         assert request is not None, "it waits without a limit"
         return request
 
+    def begun(self, call: int) -> None:
+        """Tell the node that the time of a call counts from now."""
+        self.node.send(Begun(call))
+
     def is_stopped(self, call: int) -> bool:
         """Tell whether the node does not want the result of a call any more; never waits."""
         with contextlib.suppress(Ended):  # `serve` comes to that later
@@ -266,7 +252,7 @@ class EngineProcess:
     def _run(self, engine: Engine, request: Run) -> bool:
         """Run a call and answer it. True if the process must leave: its device is lost."""
         function = self._functions[request.identity]
-        call = _Call(
+        call = ServedCall(
             request.call,
             function,
             self._inputs(function, request.inputs),
@@ -276,7 +262,7 @@ class EngineProcess:
             latest_ns=request.latest_ns,
             keep_constants=request.keep,
             shared_constants=self._shared(request),
-            process=self,
+            owner=self,
         )
         try:
             outputs = engine.run(call)

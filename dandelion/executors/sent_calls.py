@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
-
 from dandelion.data import Item, ItemSet
 from dandelion.engine_process.messages import WireItem, WireSet
 from dandelion.executors.incoming import Incoming
@@ -25,7 +23,7 @@ class Watcher(Protocol):
         """Stop that."""
 
 
-class SentCall(msgspec.Struct, eq=False):
+class SentCall:
     """A call that the process has.
 
     Attributes:
@@ -34,12 +32,17 @@ class SentCall(msgspec.Struct, eq=False):
         deadline_ns: when it must have been answered, without the grace; meaningful for the first.
     """
 
-    call: CallState
-    function: Function
-    result: Context | None
-    limit_ns: int
-    deadline_ns: int = 0
-    incoming: Incoming | None = None
+    __slots__ = ("call", "deadline_ns", "function", "incoming", "limit_ns", "result")
+
+    def __init__(
+        self, call: CallState, function: Function, result: Context | None, limit_ns: int
+    ) -> None:
+        self.call = call
+        self.function = function
+        self.result = result
+        self.limit_ns = limit_ns
+        self.deadline_ns = 0
+        self.incoming: Incoming | None = None
 
     def begin(self, now_ns: int) -> None:
         """Count its time from now."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import msgspec
-
 from dandelion.data import Bytes
 from dandelion.driver import InstanceSets
 from dandelion.engine_process.messages import WireItem, WireSet, WireSets
@@ -31,7 +29,7 @@ INLINE_COPY_BYTES = 512 * 1024
 there, since copying one takes as long as copying a longer one."""
 
 
-class Placed(msgspec.Struct, frozen=True, eq=False, gc=False):
+class Placed:
     """The inputs of a call in the arena.
 
     Attributes:
@@ -39,11 +37,14 @@ class Placed(msgspec.Struct, frozen=True, eq=False, gc=False):
         copies: keeps those that were copied there; None if there are none.
     """
 
-    wire: WireSets
-    copies: Context | None
+    __slots__ = ("copies", "wire")
+
+    def __init__(self, wire: WireSets, copies: Context | None) -> None:
+        self.wire = wire
+        self.copies = copies
 
 
-class Order(msgspec.Struct, eq=False):
+class Order:
     """A call before it is sent to its process.
 
     Attributes:
@@ -55,14 +56,24 @@ class Order(msgspec.Struct, eq=False):
             none.
     """
 
-    call: CallState
-    function: Function
-    is_plan: bool = False
-    evict: tuple[Flow, ...] = ()
-    keep: bool = False
-    result: Context | None = None
-    binary: Bytes | None = None
-    behind: int = 0
+    __slots__ = ("behind", "binary", "call", "evict", "function", "is_plan", "keep", "result")
+
+    def __init__(
+        self,
+        call: CallState,
+        function: Function,
+        is_plan: bool = False,
+        evict: tuple[Flow, ...] = (),
+        keep: bool = False,
+    ) -> None:
+        self.call = call
+        self.function = function
+        self.is_plan = is_plan
+        self.evict = evict
+        self.keep = keep
+        self.result: Context | None = None
+        self.binary: Bytes | None = None
+        self.behind = 0
 
 
 class Stager:

@@ -24,7 +24,7 @@ class Worker:
     def __init__(self, name: str) -> None:
         self._name = name
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._server: threading.Thread | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
         """Have a job done after all earlier ones. For one thread at a time.
@@ -32,10 +32,10 @@ class Worker:
         Raises:
             RuntimeError: the system has no thread left; the next call tries it again.
         """
-        if self._thread is None:
+        if self._server is None:
             thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             thread.start()
-            self._thread = thread
+            self._server = thread
         self._jobs.put(job)
 
     def _serve(self) -> None:
@@ -51,9 +51,9 @@ class Worker:
 
         Without a thread, the last job is done here.
         """
-        if self._thread is None or not self._thread.is_alive():
+        if self._server is None or not self._server.is_alive():
             last()
             return
         self._jobs.put(last)
         self._jobs.put(None)
-        self._thread.join()
+        self._server.join()

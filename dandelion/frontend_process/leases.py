@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from dandelion.data import Bytes
 from dandelion.memory import ArenaMap, Context, DomainStats, MemoryDomain
-from dandelion.memory.context import leased_view
+from dandelion.memory.lease import leased_view
 
 SLAB_BYTES = 128 * 1024
 SLAB_ITEM_BYTES = SLAB_BYTES // 4

@@ -19,44 +19,21 @@ anywhere, even inside the garbage collector; `recycle` zeroes it later.
 from __future__ import annotations
 
 import abc
-import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import msgspec
 import numpy as np
+from mypy_extensions import mypyc_attr
 
 from dandelion.data import Bytes
 from dandelion.errors import ContextFull, InvalidInput
 
 PAGE_BYTES = 4096
 _UNLOCKED_BYTES = 256 * 1024  # copying it takes longer than reacquiring the interpreter's lock
+_U8 = np.dtype(np.uint8)
 
 
-class Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """Owns a piece of memory; calls `release` once, when the last view is gone.
-
-    Every memoryview or array that is derived from it keeps it alive, and it keeps the memory.
-    """
-
-    release: Callable[[], object] | None = None  # of a derived array: nothing
-
-    def __del__(self) -> None:
-        if self.release is not None:
-            self.release()
-
-
-def leased_view(
-    memory: memoryview, offset_bytes: int, size_bytes: int, release: Callable[[], object]
-) -> memoryview:
-    """View a part of a memory; `release` is called when the last view of this part is gone."""
-    lease = Lease((size_bytes,), _U8, memory, offset_bytes)
-    lease.release = release
-    return lease.data
-
-
-class Context(msgspec.Struct, eq=False):
+class Context:
     """A bounded, zeroed piece of a domain's memory.
 
     Attributes:
@@ -66,10 +43,15 @@ class Context(msgspec.Struct, eq=False):
         view: writable view of exactly these bytes.
     """
 
-    domain: MemoryDomain
-    offset_bytes: int
-    size_bytes: int
-    view: memoryview
+    __slots__ = ("domain", "offset_bytes", "size_bytes", "view")
+
+    def __init__(
+        self, domain: MemoryDomain, offset_bytes: int, size_bytes: int, view: memoryview
+    ) -> None:
+        self.domain = domain
+        self.offset_bytes = offset_bytes
+        self.size_bytes = size_bytes
+        self.view = view
 
     def write(self, offset_bytes: int, data: Bytes) -> memoryview:
         """Copy `data` in and return a read-only view of it.
@@ -114,6 +96,7 @@ class DomainStats:
     contexts: int
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class MemoryDomain(abc.ABC):
     """Allocates contexts from one kind of memory. Safe to call from any thread.
 
@@ -160,20 +143,3 @@ class MemoryDomain(abc.ABC):
 
     def close(self) -> None:
         """Return the memory to the system. Existing views stay valid."""
-
-
-def address_of(data: Bytes) -> int:
-    """Return the address of the first byte of a bytes-like object that is not empty.
-
-    An array object begins with the header of all objects and the pointer to its data. Reading this
-    pointer takes a third of the time of numpy's own way, and is done for every item of a call.
-
-    Source: ``PyArrayObject_fields`` in numpy's ``ndarraytypes.h``.
-    """
-    array = np.frombuffer(data, _U8)
-    return int(_POINTER.from_address(id(array) + _DATA).value)
-
-
-_U8 = np.dtype(np.uint8)
-_POINTER = ctypes.c_size_t
-_DATA = object.__basicsize__

@@ -9,7 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from dandelion.errors import ContextFull
-from dandelion.memory.context import Context, DomainStats, MemoryDomain, leased_view
+from dandelion.memory.context import Context, DomainStats, MemoryDomain
+from dandelion.memory.lease import leased_view
 
 
 class HeapDomain(MemoryDomain):

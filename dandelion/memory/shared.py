@@ -22,15 +22,9 @@ from typing import ClassVar
 
 from dandelion.data import Bytes
 from dandelion.errors import ContextFull, InvalidInput
-from dandelion.memory.context import (
-    PAGE_BYTES,
-    Context,
-    DomainStats,
-    MemoryDomain,
-    address_of,
-    leased_view,
-)
+from dandelion.memory.context import PAGE_BYTES, Context, DomainStats, MemoryDomain
 from dandelion.memory.free_ranges import FreeRanges
+from dandelion.memory.lease import address_of, leased_view
 
 _EAGER_BYTES = 128 * 1024  # zeroed while acquiring: costs less than touching fresh pages
 _REMEDY = "use smaller inputs or fewer invocations at once, or raise 'arena_bytes'"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.memory.context import Context, MemoryDomain
@@ -26,7 +26,7 @@ class TransferCounts:
 class Transfers:
     """Copies data into domains, and counts the copies. Safe from any thread."""
 
-    ALIGNMENT_BYTES = 256
+    ALIGNMENT_BYTES: ClassVar[int] = 256
 
     def __init__(self) -> None:
         self._counts = TransferCounts()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from weakref import WeakSet
 
 from dandelion.scheduler import Flow
 
@@ -18,19 +17,18 @@ class ReloadWatch:
     """Counts functions that are loaded into memory again after they were evicted."""
 
     def __init__(self) -> None:
-        self._evicted: WeakSet[Flow] = WeakSet()
         self._times: deque[int] = deque(maxlen=RELOADS)
         self._quiet_until_ns = 0
 
     def evicted(self, flow: Flow) -> None:
         """A function was evicted."""
-        self._evicted.add(flow)
+        flow.was_evicted = True
 
     def loads(self, flow: Flow, now_ns: int) -> bool:
         """A function is loaded; True if a warning is due."""
-        if flow not in self._evicted:
+        if not flow.was_evicted:
             return False
-        self._evicted.discard(flow)
+        flow.was_evicted = False
         self._times.append(now_ns)
         is_often = len(self._times) == RELOADS and now_ns - self._times[0] <= WINDOW_NS
         if not is_often or now_ns < self._quiet_until_ns:

@@ -104,6 +104,7 @@ class Flow:
         tags: of the policy, by lane.
         functions: written by executors: its loaded forms, by format.
         counts: counters of its calls.
+        was_evicted: written by the node: it was evicted from memory, and not loaded since.
     """
 
     tenant: Tenant
@@ -126,6 +127,7 @@ class Flow:
     tags: dict[Lane, float] = field(default_factory=dict)
     functions: dict[str, Function] = field(default_factory=dict)
     counts: FlowCounts = field(default_factory=FlowCounts)
+    was_evicted: bool = False
 
     @property
     def name(self) -> str:

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -45,18 +45,21 @@ def node(request: pytest.FixtureRequest, fake: FakeEngineProcess) -> Iterator[No
 
 @contextmanager
 def held(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], object]]:
-    """Block the next large call while it is copied to the arena; yield what waits until it is."""
+    """Block the thread that copies large calls to the arena; yield what waits until it has one."""
     copying, go_on = threading.Event(), threading.Event()
-    executor = executor_of(node)
-    place_all = executor.stager.place_all
+    pool = executor_of(node).around.pool
+    submit = pool.submit
 
-    def wait(order: Order) -> None:
-        copying.set()
-        go_on.wait(20)
-        place_all(order)
+    def held(job: Callable[..., object], *given: object) -> Future[object]:
+        def wait() -> object:
+            copying.set()
+            go_on.wait(20)
+            return job(*given)
+
+        return submit(wait if given and isinstance(given[0], Order) else partial(job, *given))
 
     with monkeypatch.context() as patch:
-        patch.setattr(executor.stager, "place_all", wait)
+        patch.setattr(pool, "submit", held)
         yield lambda: copying.wait(20)
         go_on.set()
 
