@@ -4,11 +4,12 @@ import random
 import tracemalloc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
 
-from dandelion.data import Item, ItemSet
+from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.dataflow.graph import (
     Application,
     Binding,
@@ -24,8 +25,10 @@ from dandelion.dispatcher import (
     Fail,
     Run,
     Walk,
+    compile_composition,
 )
 from dandelion.errors import ApplicationFailed, Cancelled, Raised
+from dandelion.function import FunctionSpec
 from dandelion.set_values import item_set
 from tests.driven_walks import (
     PAIR,
@@ -298,3 +301,19 @@ def test_slices_change_nothing(slice_: int) -> None:
     (done,) = out if out else [run]
     assert isinstance(done, Complete)
     assert done.outputs == drive(whole, given, passed_on)
+
+
+def test_deep_nesting_without_inputs_needs_no_stack() -> None:
+    """Native code has no limit of recursion: the process would end."""
+    depth = 20_000
+    text = "function f() => (y); composition c0() => (z) { f() => (z = y); }"
+    for number in range(1, depth):
+        text += f"composition c{number}() => (z) {{ c{number - 1}() => (z = z); }}"
+    targets: dict[str, Any] = {"f": FunctionSpec("f", (), (SetSpec("y"),))}
+    for composition in parse(text, "deep").compositions:
+        targets[composition.name] = compile_composition(composition, targets.__getitem__)
+    walk = Walk(targets[f"c{depth - 1}"], POLICY)
+    (run,) = walk.start([])
+    assert isinstance(run, Run)
+    (end,) = walk.finished(run.instance, (item_set("y", b"1"),))
+    assert isinstance(end, Complete)

@@ -268,11 +268,11 @@ class Walk:
             list(plan.uses),
             origin,
         )
-        for application in plan.applications:
-            if not application.waits:
-                self._begin(frame, application)
         for set_id, item_set in enumerate(inputs):
             self._know(frame, set_id, item_set)
+        for application in reversed(plan.applications):
+            if not application.waits:
+                self._ready.append((frame, application, None))  # begun first, without recursion
         if not plan.applications:
             self._ready.append((frame, None, None))
 

@@ -25,15 +25,14 @@ class RandomClimber(Climber):
         return True
 
 
-@dataclass(slots=True, eq=False)
 class RandomPool(WorkerPool):
     """Half of the calls that wait may use the reserve, if the policy has one."""
 
-    source: random.Random = field(default_factory=random.Random)
-    reserved: int = 0
-
-    def __post_init__(self) -> None:
-        self.climber = RandomClimber(FIRST_WORKERS, source=self.source)
+    def __init__(self, device: tuple[str, str], reserves: bool, source: random.Random) -> None:
+        super().__init__(device, reserves)
+        self.source = source
+        self.reserved = 0
+        self.climber = RandomClimber(FIRST_WORKERS, source=source)
 
     def is_light(self, flow: Flow, now_ns: int) -> bool:
         is_light = self.reserves and self.source.random() < 0.5

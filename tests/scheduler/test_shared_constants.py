@@ -8,8 +8,9 @@ from dandelion.function import FunctionSpec
 from dandelion.scheduler.actions import Action
 from dandelion.scheduler.engine import LARGE_CONSTANTS_BYTES, EnginePhase, EngineState
 from dandelion.scheduler.placement import best_free
-from dandelion.scheduler.records import CallState, Flow, Tenant
+from dandelion.scheduler.records import Flow, Tenant
 from dandelion.scheduler.residency import Residency
+from tests.scheduler.made_calls import call_of
 
 SIZE = LARGE_CONSTANTS_BYTES
 CAPACITY = Capacity(constants_bytes=2 * SIZE, constants_shared=True)
@@ -90,7 +91,7 @@ def test_the_engine_that_copies_is_preferred_to_an_idle_one() -> None:
     node, flow = Node(3), flow_of("f")
     copies = node.engines[1]
     node.residency.keep_on_device(copies, flow)
-    copies.sent[1] = CallState(1, None, None, flow)  # type: ignore[arg-type]  # only counted
+    copies.sent[1] = call_of(flow)
     assert best_free(node.engines, flow) is copies
     node.residency.loaded(copies, flow)
     assert best_free(node.engines, flow) is node.engines[0], "an idle one"
@@ -100,7 +101,7 @@ def test_engines_that_share_nothing_copy_at_the_same_time() -> None:
     node, flow = Node(2, Capacity(constants_bytes=2 * SIZE)), flow_of("f")
     copies, idle = node.engines
     node.residency.keep_on_device(copies, flow)
-    copies.sent[1] = CallState(1, None, None, flow)  # type: ignore[arg-type]  # only counted
+    copies.sent[1] = call_of(flow)
     assert best_free(node.engines, flow) is idle
     assert node.residency.keep_on_device(idle, flow) == ((), True)
     assert node.residency.counts.copies == 2
