@@ -117,12 +117,13 @@ class Channel(Generic[_Message]):
         Raises:
             OSError: the other side is gone, or takes longer than the limit.
         """
-        for left in pieces:
-            while len(left):
+        for piece in pieces:
+            at = 0
+            while at < len(piece):
                 if not self._wait(select.POLLOUT, limit_s):
                     raise TimeoutError("the other side does not read")
                 with contextlib.suppress(BlockingIOError):
-                    left = left[self.peer.send(left) :]
+                    at += self.peer.send(piece[at:])
 
     def send(self, message: msgspec.Struct, limit_s: float | None = None) -> None:
         """Send a message and wait until it is sent; raises as `push`."""
