@@ -29,7 +29,6 @@ COMPILED = (
     "dandelion/executors/confined.py",
     "dandelion/executors/constants_exchange.py",
     "dandelion/executors/contract.py",
-    "dandelion/executors/coroutines.py",
     "dandelion/executors/demands.py",
     "dandelion/executors/failures.py",
     "dandelion/executors/incoming.py",
@@ -68,7 +67,8 @@ INTERPRETED = (
     "dandelion/scheduler/actions.py",
 )
 """Modules with records of msgspec. They are never compiled: msgspec reads annotations at run time,
-and mypyc drops the arguments of a class, such as ``order``, ``eq`` and ``frozen``."""
+and mypyc drops the arguments of a class, such as ``order``, ``eq`` and ``frozen``. Nor is a module
+with coroutines: cancelled ones that mypyc compiled give warnings on Python 3.12."""
 
 BUILDS = {"bdist_wheel", "build", "build_ext", "install"}
 FLAGS = ("--config-file=", "--ignore-missing-imports", "--no-warn-no-return")

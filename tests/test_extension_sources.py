@@ -41,3 +41,14 @@ def test_no_class_has_arguments(path: str) -> None:
             assert not arguments, f"{node.name} has {arguments}"
             bases = {ast.unparse(base) for base in node.bases}
             assert "msgspec.Struct" not in bases, f"{node.name} is a record of msgspec"
+
+
+@pytest.mark.parametrize("path", compiled())
+def test_no_function_is_a_coroutine(path: str) -> None:
+    """A compiled one throws with three arguments, which Python 3.12 deprecates."""
+    coroutines = [
+        node.name
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.AsyncFunctionDef)
+    ]
+    assert not coroutines

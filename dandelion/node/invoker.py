@@ -24,6 +24,7 @@ from dandelion.errors import Cancelled, DandelionError, InvalidInput
 from dandelion.node.inputs import InputSets, InputStager, positional
 from dandelion.node.invocation import Invocation
 from dandelion.node.invocation_result import InvocationResult
+from dandelion.node.library import Library
 from dandelion.node.loop import NodeLoop
 from dandelion.node.runtime import Runtime
 from dandelion.node.spaces import Spaces
@@ -77,9 +78,9 @@ class Invoker:
         self._ids = itertools.count(1)
         self._prefix = os.urandom(6).hex()
 
-    async def plan(self, name: str, version: int | None, tenant: str) -> CompositionPlan:
-        """Resolve a name, see `Library.awaited_plan`."""
-        return await self._spaces.of(tenant).library.awaited_plan(name, version)
+    def library(self, tenant: str) -> Library:
+        """Give the plans of a tenant."""
+        return self._spaces.of(tenant).library
 
     def call(
         self,
@@ -138,7 +139,7 @@ class Invoker:
             self._runtime.expire(invocation)
         return invocation.result()
 
-    async def await_result(
+    def begin(
         self,
         plan: CompositionPlan,
         inputs: InputSets,
@@ -146,21 +147,18 @@ class Invoker:
         tenant: Tenant,
         priority: int,
         trace_context: CallerSpan = None,
-        on_wait: Callable[[], None] | None = None,
-    ) -> InvocationResult:
-        """Invoke, and wait on the running loop; raises as `Node.invoke`.
+    ) -> tuple[Invocation, asyncio.Future[None] | None]:
+        """Begin an invocation whose caller is on the running loop; raises as `Node.invoke`.
 
-        Args:
-            plan, inputs, deadline_s, tenant, priority, trace_context: what to invoke.
-            on_wait: called if the result is not there at once, before this waits for it.
+        Returns:
+            The invocation, and what is resolved at its end; None if it has ended.
         """
         invocation = self.made(plan, inputs, deadline_s, tenant, priority, trace_context)
-        inputs = ()  # the invocation has them, and drops them
         here = self._loop.is_current
         if here:
             self._runtime.submit(invocation)
             if invocation.ended:
-                return invocation.result()
+                return invocation, None
         loop = asyncio.get_running_loop()
         finished: asyncio.Future[None] = loop.create_future()
         if here:
@@ -168,18 +166,15 @@ class Invoker:
         else:
             invocation.on_end = partial(_resolve_on, loop, finished)
             self._post_begin(invocation)
-        if on_wait is not None:
-            on_wait()
-        try:
-            await finished
-        except asyncio.CancelledError:
-            cancel = partial(self._runtime.cancel, invocation, Cancelled("its caller left"))
-            if here:
-                cancel()
-            else:
-                self._runtime.post(cancel)
-            raise
-        return invocation.result()
+        return invocation, finished
+
+    def leave(self, invocation: Invocation) -> None:
+        """Cancel an invocation whose caller left."""
+        cancel = partial(self._runtime.cancel, invocation, Cancelled("its caller left"))
+        if self._loop.is_current:
+            cancel()
+        else:
+            self._runtime.post(cancel)
 
     def check_tenant(self, name: str) -> None:
         """Refuse a tenant that another node has named and that this one cannot have.

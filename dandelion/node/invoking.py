@@ -10,6 +10,7 @@ from dandelion.documents import Named, name_of
 from dandelion.driver import InstanceSets
 from dandelion.errors import Cancelled, CapacityError, DandelionError
 from dandelion.namespaces import DEFAULT_TENANT
+from dandelion.node.awaiting import awaited_plan, awaited_result
 from dandelion.node.components import Components
 from dandelion.node.executor_answers import Arguments
 from dandelion.node.inputs import converted, positional
@@ -82,11 +83,11 @@ class Invoking:
     ) -> Sets:
         """Invoke as `invoke` does, from any event loop; cancelling it cancels the invocation."""
         space = self._spaces.of(tenant)
-        plan = await space.library.awaited_plan(name_of(name), version)
+        plan = await awaited_plan(space.library, name_of(name), version)
         inputs = positional(plan, converted(plan, sets))
         span = trace_context or current_context()
-        result = await self._invoker.await_result(
-            plan, inputs, deadline_s, space.tenant, priority, span
+        result = await awaited_result(
+            self._invoker, plan, inputs, deadline_s, space.tenant, priority, span
         )
         return result.sets
 
@@ -130,10 +131,10 @@ class Invoking:
             on_wait: called if the result is not there at once, before this waits for it.
         """
         space = self._spaces.of(tenant)
-        plan = await space.library.awaited_plan(name, version)
+        plan = await awaited_plan(space.library, name, version)
         inputs = positional(plan, sets)
-        return await self._invoker.await_result(
-            plan, inputs, deadline_s, space.tenant, priority, trace_context, on_wait
+        return await awaited_result(
+            self._invoker, plan, inputs, deadline_s, space.tenant, priority, trace_context, on_wait
         )
 
     def record(

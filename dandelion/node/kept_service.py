@@ -45,6 +45,7 @@ from dandelion.errors import (
     InvalidInput,
     from_record,
 )
+from dandelion.node.awaiting import awaited_plan
 from dandelion.node.callback_sender import CallbackRules, CallbackSender
 from dandelion.node.inputs import positional
 from dandelion.node.invoker import Invoker
@@ -217,7 +218,7 @@ class KeptService:
             Cancelled: the node does not run.
         """
         self._check(request, tenant)
-        plan = await self._invoker.plan(request.name, request.version, tenant)
+        plan = await awaited_plan(self._invoker.library(tenant), request.name, request.version)
         positional(plan, sets)
         size = size_of(sets)
         digest = await self.reader.digest(request, sets) if request.key else ""

@@ -5,7 +5,6 @@ Plans are compiled once for each generation of the catalogue.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -172,11 +171,6 @@ class Library:
             self.catalog.find_callable(name, version), FunctionSpec
         )
         return self.plan(name, version) if is_function else None
-
-    async def awaited_plan(self, name: str, version: int | None = None) -> CompositionPlan:
-        """Give a plan as `plan` does; one that has to be compiled is, in a thread."""
-        plan = self.known(name, version)
-        return await asyncio.to_thread(self.plan, name, version) if plan is None else plan
 
     def _plan(self, record: CompositionRecord, made: _Compiled | None = None) -> CompositionPlan:
         """Compile a composition; its functions are the newest ones.

@@ -7,6 +7,7 @@ from dandelion.asynchronous.records import KeptRequest
 from dandelion.data import Value
 from dandelion.documents import Named, name_of
 from dandelion.namespaces import DEFAULT_TENANT
+from dandelion.node.awaiting import awaited_plan
 from dandelion.node.components import Components
 from dandelion.node.inputs import converted
 from dandelion.node.kept_access import BlockingKept, NodeKept, TenantKept
@@ -85,7 +86,7 @@ class Submitting:
             key=key,
             callback=callback,
         )
-        plan = await self._invoker.plan(name_of(name), version, tenant)
+        plan = await awaited_plan(self._invoker.library(tenant), name_of(name), version)
         view = await self.kept.submit(request, converted(plan, sets), tenant=tenant)
         return AsyncInvocationHandle(view.id, TenantKept(self.kept, tenant))
 
