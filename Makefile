@@ -60,7 +60,7 @@ bytecode: setup
 
 # Python prefers extension modules to their sources: repeat this after changes, or make sources.
 extensions: setup
-	@DANDELION_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --inplace
+	@DANDELION_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --force --inplace
 
 sources:
 	@find . -path ./$(VENV) -prune -o -name '*.so' -exec rm {} +
