@@ -44,7 +44,7 @@ from dandelion.function import (
     StaticItem,
     digest_of,
 )
-from dandelion.scheduler import EngineState, InvocationState, Quota, Scheduler, Tenant, policy_of
+from dandelion.scheduler import EngineState, InvocationState, Quota, Scheduler, Tenant
 from dandelion.scheduler.actions import (
     Action,
     Check,
@@ -66,7 +66,7 @@ from dandelion.testing.scheduler_invariants import check_invariants
 from tests.scheduler.devices import SimulatedDevices
 from tests.scheduler.random_workers import RandomPool
 from tests.scheduler.remembering_walk import RememberingWalk
-from tests.scheduler.watch import Watch
+from tests.scheduler.watch import Watch, watched_policy
 
 MS = 1_000_000
 MEMORY_BYTES = 1000
@@ -150,7 +150,7 @@ class Simulation:
         if self.seed % 3 == 1 and POLICIES[self.policy].elastic:
             self.cores = CoreDivision(1 + self.seed % 2, 1, controlled=True)
         self.scheduler = Scheduler(
-            policy_of(self.policy),
+            watched_policy(self.policy),
             MEMORY_BYTES,
             lambda flow: self.sizes[flow.spec.name],
             64,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
-from dandelion.scheduler import CallState, EngineState, Scheduler
+from dandelion.scheduler import CallState, EngineState, Scheduler, policy_of
 from dandelion.scheduler.lines import Lines, busy_owner
 from dandelion.scheduler.policies.affinity import AWAY_CALLS
 from dandelion.scheduler.policies.fair import COPIED_BYTES_PER_NS, FIRST_CALL_NS, STICKY_NS
@@ -24,7 +24,7 @@ class Watch:
     """Looks at each call that leaves a queue, and at each that is sent.
 
     Args:
-        scheduler: is changed, so that its lines call this.
+        scheduler: has a policy of `watched_policy`, and is changed, so that its lines call this.
         policy: its name.
         priorities: calls have priorities; then only the slots are in the policy's order.
     """
@@ -34,6 +34,7 @@ class Watch:
         self._priorities = priorities
         self._scheduler = scheduler
         calls = scheduler.calls
+        calls.sending.policy.watch = self  # type: ignore[attr-defined]
         calls.lines = WatchedLines(calls.lines._policy, self)
         calls.sending._lines = calls.sending.batches._lines = calls.lines
 
@@ -85,7 +86,7 @@ class Watch:
             assert tag <= behind + ahead + 1, f"call {call.id} is before {flow.name}"
 
     def check_engine(self, call: CallState, engine: EngineState) -> None:
-        """Check that the engine of a call that leaves its queue may run it."""
+        """Check that the engine to which a call is sent may run it."""
         tenant = call.flow.tenant
         if self._policy == "exclusive" and engine.places < 2:
             owners = {other.flow.tenant.name for other in engine.sent.values()}
@@ -105,6 +106,20 @@ class Watch:
         if first < after:
             return engines[first:after]
         return (engines[min(int((begin + end) / 2), len(engines) - 1)],)
+
+
+def watched_policy(name: str) -> Policy:
+    """Make a policy, which shows a watch each call that is sent."""
+    kind: type[Policy] = type(policy_of(name))
+
+    class Watched(kind):  # type: ignore[misc, valid-type]
+        watch: Watch
+
+        def sent(self, call: CallState, engine: EngineState) -> None:
+            self.watch.check_engine(call, engine)
+            super().sent(call, engine)
+
+    return Watched()
 
 
 class WatchedLines(Lines):
