@@ -1,21 +1,16 @@
-"""The build: modules that every call passes through become extension modules, compiled by mypyc.
+"""The build. With ``DANDELION_COMPILE=1``, modules on the path of a call become extension modules.
 
-They are the same modules, only faster: without a C compiler, the package is installed without them.
-``DANDELION_COMPILE=0`` always leaves them out, and ``1`` makes it an error if they cannot be
-compiled. An editable installation has them only with ``1``, since Python prefers an extension
-module even if its source is newer; `make extensions` compiles them there, and again after changes.
+mypyc compiles them; it needs mypy, msgspec and a C compiler. `make extensions` does this in a
+checkout. They are the same modules, only faster. Python prefers an extension module to its source
+even if the source is newer.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from glob import glob
-from pathlib import Path
 
 from setuptools import Extension, setup
-from setuptools.command.build_ext import build_ext
-from setuptools.errors import BaseError, CCompilerError
 
 COMPILED = (
     "dandelion/timers.py",
@@ -70,23 +65,7 @@ INTERPRETED = (
 and mypyc drops the arguments of a class, such as ``order``, ``eq`` and ``frozen``. Nor is a module
 with coroutines: cancelled ones that mypyc compiled give warnings on Python 3.12."""
 
-BUILDS = {"bdist_wheel", "build", "build_ext", "install"}
 FLAGS = ("--config-file=", "--ignore-missing-imports", "--no-warn-no-return")
-
-
-class OptionalExtensions(build_ext):
-    """Builds all extension modules, or leaves all out."""
-
-    def run(self) -> None:
-        try:
-            super().run()
-        except (BaseError, CCompilerError) as error:
-            if CHOICE == "1":
-                raise
-            self.warn(f"installed without extension modules: {error}")
-            for name in map(self.get_ext_fullpath, [one.name for one in self.extensions]):
-                Path(name).unlink(missing_ok=True)
-            self.extensions = []
 
 
 def sources() -> list[str]:
@@ -96,22 +75,12 @@ def sources() -> list[str]:
 
 
 def extension_modules() -> list[Extension]:
-    """Translate the modules to C; an empty list if that is not wanted or possible."""
-    wanted = CHOICE == "1" or (CHOICE != "0" and "editable_wheel" not in sys.argv)
-    if not wanted or not (BUILDS | {"editable_wheel"}).intersection(sys.argv):
+    """Translate the modules to C, if that is wanted."""
+    if os.environ.get("DANDELION_COMPILE") != "1":
         return []
-    try:
-        from mypyc.build import mypycify
+    from mypyc.build import mypycify
 
-        return mypycify(
-            [*FLAGS, *sources()], group_name="dandelion", opt_level="1", debug_level="0"
-        )
-    except (ImportError, SystemExit) as error:
-        if CHOICE == "1":
-            raise
-        print(f"installed without extension modules: {error}", file=sys.stderr)
-        return []
+    return mypycify([*FLAGS, *sources()], group_name="dandelion", opt_level="1", debug_level="0")
 
 
-CHOICE = os.environ.get("DANDELION_COMPILE", "")
-setup(ext_modules=extension_modules(), cmdclass={"build_ext": OptionalExtensions})
+setup(ext_modules=extension_modules())
