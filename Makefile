@@ -59,7 +59,7 @@ bytecode: setup
 	@$(BIN)/python -m pytest --collect-only --quiet --quiet --quiet
 
 # Python prefers extension modules to their sources: repeat this after changes, or make sources.
-extensions: setup
+extensions: setup sources
 	@DANDELION_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --force --inplace
 
 sources:

@@ -10,16 +10,20 @@ PRIORITY_LIMIT = 1000
 _NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 
 
-def check_priority(where: str, value: object) -> None:
+def checked_priority(where: str, value: object) -> int:
     """Check a priority that a caller gave.
 
     Raises:
         InvalidInput: it is not an integer within the limits.
     """
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    if not (is_number and value in range(-PRIORITY_LIMIT, PRIORITY_LIMIT + 1)):
-        message = f"{value!r} is not an integer from {-PRIORITY_LIMIT} to {PRIORITY_LIMIT}"
-        raise InvalidInput(where, message)
+    if (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and -PRIORITY_LIMIT <= value <= PRIORITY_LIMIT
+    ):
+        return value
+    message = f"{value!r} is not an integer from {-PRIORITY_LIMIT} to {PRIORITY_LIMIT}"
+    raise InvalidInput(where, message)
 
 
 def read_priority(where: str, text: str) -> int:
@@ -28,7 +32,4 @@ def read_priority(where: str, text: str) -> int:
     Raises:
         InvalidInput: it is not an integer within the limits.
     """
-    value: object = int(text) if _NUMBER.fullmatch(text) else text
-    check_priority(where, value)
-    assert isinstance(value, int), "it was checked"
-    return value
+    return checked_priority(where, int(text) if _NUMBER.fullmatch(text) else text)

@@ -12,7 +12,7 @@ LAYERS = [
     ["search_path"],
     ["addresses"],
     ["checked_resolver"],
-    ["priority", "timers"],
+    ["deadline", "priority", "timers"],
     ["trace_context"],
     ["call_logs"],
     ["markup"],

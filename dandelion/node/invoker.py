@@ -18,9 +18,10 @@ from typing import TypeAlias
 from dandelion.asynchronous.records import KeptRecord
 from dandelion.data import ItemSet
 from dandelion.dataflow.sharding import Partitioning
+from dandelion.deadline import checked_deadline
 from dandelion.dispatcher import CompositionPlan, Walk
 from dandelion.dispatcher.watched import ApplicationEnd, WatchedWalk
-from dandelion.errors import Cancelled, DandelionError, InvalidInput
+from dandelion.errors import Cancelled, DandelionError
 from dandelion.node.inputs import InputSets, InputStager, positional
 from dandelion.node.invocation import Invocation
 from dandelion.node.invocation_result import InvocationResult
@@ -28,7 +29,7 @@ from dandelion.node.library import Library
 from dandelion.node.loop import NodeLoop
 from dandelion.node.runtime import Runtime
 from dandelion.node.spaces import Spaces
-from dandelion.priority import check_priority
+from dandelion.priority import checked_priority
 from dandelion.recording.recorder import InvocationRecorder
 from dandelion.scheduler import Tenant
 from dandelion.trace_context import InvocationSpan, TraceContext, Tracing
@@ -86,9 +87,9 @@ class Invoker:
         self,
         plan: CompositionPlan,
         inputs: InputSets,
-        deadline_s: float | None,
+        deadline_s: object,
         tenant: Tenant,
-        priority: int,
+        priority: object,
         trace_context: CallerSpan = None,
         recorder: InvocationRecorder | None = None,
     ) -> InvocationResult:
@@ -119,9 +120,9 @@ class Invoker:
         self,
         plan: CompositionPlan,
         inputs: InputSets,
-        deadline_s: float | None,
+        deadline_s: object,
         tenant: Tenant,
-        priority: int,
+        priority: object,
         trace_context: CallerSpan,
         recorder: InvocationRecorder | None,
     ) -> InvocationResult:
@@ -143,9 +144,9 @@ class Invoker:
         self,
         plan: CompositionPlan,
         inputs: InputSets,
-        deadline_s: float | None,
+        deadline_s: object,
         tenant: Tenant,
-        priority: int,
+        priority: object,
         trace_context: CallerSpan = None,
     ) -> tuple[Invocation, asyncio.Future[None] | None]:
         """Begin an invocation whose caller is on the running loop; raises as `Node.invoke`.
@@ -224,9 +225,9 @@ class Invoker:
         self,
         plan: CompositionPlan,
         inputs: InputSets,
-        deadline_s: float | None,
+        deadline_s: object,
         tenant: Tenant,
-        priority: int,
+        priority: object,
         trace_context: CallerSpan = None,
         id_: str | None = None,
         walk: Walk | None = None,
@@ -234,7 +235,8 @@ class Invoker:
         """Make the record of an invocation.
 
         Args:
-            plan, inputs, deadline_s, tenant, priority: what to invoke.
+            plan, inputs, tenant: what to invoke.
+            deadline_s, priority: as the caller gave them. They are checked here.
             id_: of the invocation; by default a new one.
             walk: of the plan; by default a new one.
 
@@ -245,12 +247,8 @@ class Invoker:
         """
         if not self.running:
             raise Cancelled(_NOT_RUNNING)
-        if deadline_s is None:
-            deadline_s = self._default_deadline_s
-        elif not 0 < deadline_s < 1e9:
-            raise InvalidInput("deadline_s", f"{deadline_s} is not a positive number of seconds")
-        if priority != 0:
-            check_priority("priority", priority)
+        limit_s = self._default_deadline_s if deadline_s is None else checked_deadline(deadline_s)
+        rank = 0 if priority == 0 else checked_priority("priority", priority)
         span = (
             trace_context
             if isinstance(trace_context, InvocationSpan)
@@ -263,10 +261,10 @@ class Invoker:
             tenant,
             Walk(plan, self._partitioning, slice_=SLICE) if walk is None else walk,
             inputs,
-            now_ns + int(deadline_s * 1e9),
-            deadline_s,
+            now_ns + int(limit_s * 1e9),
+            limit_s,
             sum([s.size_bytes for s in inputs if s is not None]),
-            priority,
+            rank,
             trace=Trace(number, plan.name, now_ns, tenant.name),
         )
         invocation.span = span

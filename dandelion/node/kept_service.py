@@ -39,10 +39,10 @@ from dandelion.asynchronous.records import (
 from dandelion.asynchronous.store import KeptStore, Part
 from dandelion.asynchronous.stored_sets import size_of
 from dandelion.data import ItemSet, Sets
+from dandelion.deadline import checked_deadline
 from dandelion.errors import (
     Cancelled,
     DandelionError,
-    InvalidInput,
     from_record,
 )
 from dandelion.node.awaiting import awaited_plan
@@ -54,7 +54,7 @@ from dandelion.node.kept_runner import KeptRunner
 from dandelion.node.kept_views import KeptViews
 from dandelion.node.kept_writer import KeptWriter, PendingStep
 from dandelion.node.runtime import Runtime
-from dandelion.priority import check_priority
+from dandelion.priority import checked_priority
 from dandelion.settings import Settings
 
 TICK_S = 0.25
@@ -249,9 +249,9 @@ class KeptService:
         if not self._invoker.running:
             raise Cancelled("the node is not running")
         deadline_s = request.deadline_s
-        if deadline_s is not None and not 0 < deadline_s < 1e9:
-            raise InvalidInput("deadline_s", f"{deadline_s} is not a positive number of seconds")
-        check_priority("priority", request.priority)
+        if deadline_s is not None:
+            checked_deadline(deadline_s)
+        checked_priority("priority", request.priority)
         if request.key:
             check_key("header.idempotency-key", request.key)
         if request.callback:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -11,7 +12,6 @@ from dandelion.documents import CodeDocument, FunctionDocument
 from dandelion.errors import Cancelled
 from dandelion.node import Node, Settings
 from dandelion.node.loop import NodeLoop
-from dandelion.node.runtime import Runtime
 from dandelion.testing import wait_until
 
 SETTINGS = Settings(backends=("null",), arena_bytes=1 << 20)
@@ -44,7 +44,6 @@ def test_what_comes_as_the_loop_stops_is_answered(
     node.start()
     node.register(FunctionDocument("f", ("a",), ("b",), code=(CodeDocument("null"),)))
     answers: list[Future[object]] = []
-    real = Runtime.stop
 
     def ask() -> object:
         if kind == "question":
@@ -60,10 +59,6 @@ def test_what_comes_as_the_loop_stops_is_answered(
             node._parts.invoker.running = True  # as if it had been checked before
             answers.append(asking.submit(ask))
 
-        def stop(runtime: Runtime) -> None:
-            begin()
-            real(runtime)
-
         def stop_loop(loop: NodeLoop) -> None:
             # On the loop, in front of what stops it: this is taken over by nothing else.
             loop.loop.call_soon_threadsafe(lambda: (begin(), wait_until(lambda: is_posted(node))))
@@ -71,11 +66,30 @@ def test_what_comes_as_the_loop_stops_is_answered(
 
         real_stop = NodeLoop.stop
         if moment == "after":
-            monkeypatch.setattr(Runtime, "stop", stop)
+            monkeypatch.setattr(node._parts.loop, "_posting", Posting(node, begin))
         else:
             monkeypatch.setattr(NodeLoop, "stop", stop_loop)
         node.close()
         assert answers[0].result(LIMIT_S) == "answer"
+
+
+class Posting:
+    """The lock of a node's loop; calls something once, when nothing is posted any more."""
+
+    def __init__(self, node: Node, stopped: Callable[[], None]) -> None:
+        self._loop = node._parts.loop
+        self._stopped: Callable[[], None] | None = stopped
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+        stopped = self._stopped
+        if self._loop._loop is None and stopped is not None:
+            self._stopped = None
+            stopped()
 
 
 def is_posted(node: Node) -> bool:

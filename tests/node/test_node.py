@@ -2,8 +2,11 @@
 
 import asyncio
 import gc
+import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from typing import cast
 
 import numpy as np
 import pytest
@@ -148,8 +151,13 @@ def test_wrong_calls_say_what_is_wrong(node: Node) -> None:
         node.invoke("Botth", x=b"")
     with pytest.raises(Unknown, match="version 9"):
         node.invoke("Both", version=9, x=b"")
-    with pytest.raises(InvalidInput, match="deadline_s"):
-        node.invoke("Both", deadline_s=-1, x=b"")
+    for deadline_s in (-1, 0, 1e9, 10**400, math.nan, np.float32(-1), "5", b"5", True, [1]):
+        wrong = cast(float, deadline_s)
+        with pytest.raises(InvalidInput, match=r"deadline_s: .* not a positive number of seconds"):
+            node.invoke("Both", deadline_s=wrong, x=b"")
+    for deadline_s in (30, np.float32(30), np.int64(30), Fraction(61, 2)):
+        right = cast(float, deadline_s)
+        assert node.invoke("Both", deadline_s=right, x=b"right").z.bytes() == b"right"
     assert node.invoke("F", a=b"still").b.bytes() == b"still"
 
 

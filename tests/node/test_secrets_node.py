@@ -163,7 +163,7 @@ def test_failures_do_not_show_it(node: Node, way: str, caplog: pytest.LogCapture
     trace = node.trace(caught.value.invocation)
     assert trace is not None
     seen = shown.encode() + trace + node.record("leaks", {"x": item_set("x", "")})
-    seen += msgspec.json.encode((node.logs(function="leaks"), node.activity(ActivityQuery())))
+    seen += msgspec.json.encode((node.logs(function="leaks"), node.activity(query=ActivityQuery())))
     for spelling in spellings():
         assert spelling not in seen
 

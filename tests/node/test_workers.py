@@ -1,6 +1,6 @@
 """A device with a sequential engine and workers; here a processor through OpenCL."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -10,9 +10,10 @@ from dandelion.compositions.matmul import bundle as matmul
 
 from dandelion.documents import CodeDocument, FunctionDocument
 from dandelion.driver import Call, Capacity, Engine, InstanceSets
-from dandelion.errors import DeviceFull, EngineDied, Faulted
-from dandelion.executors import ThreadExecutor
+from dandelion.errors import DandelionError, DeviceFull, EngineDied, Faulted
+from dandelion.executors import Events, ThreadExecutor
 from dandelion.node import Node, Settings
+from dandelion.scheduler import EngineState
 from dandelion.testing import Script, ScriptedDriver
 
 MIB = 1 << 20
@@ -63,7 +64,21 @@ def test_what_no_engine_has_room_for_is_refused_at_once(node: Node) -> None:
     assert caught.value.needed_bytes > caught.value.pool_bytes == 8 * MIB
 
 
-def test_a_call_that_must_run_alone_stays_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+class NoneBegun:
+    """Events of an engine that dies before it has begun a call."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self.post, self.up, self.start_failed = events.post, events.up, events.start_failed
+        self.done, self.failed, self.planned = events.done, events.failed, events.planned
+
+    def lost(
+        self, engine: EngineState, error: EngineDied, begun: Mapping[int, DandelionError]
+    ) -> None:
+        self._events.lost(engine, error, {})
+
+
+def test_a_call_that_must_run_alone_stays_alone() -> None:
     ran: list[str] = []
 
     def run(engine: Engine, call: Call) -> InstanceSets:
@@ -83,8 +98,7 @@ def test_a_call_that_must_run_alone_stays_alone(monkeypatch: pytest.MonkeyPatch)
         a, b = sorted(node._runtime.executors.values(), key=lambda e: e.info.resource)
         assert isinstance(b, ThreadExecutor)
         a.engine.worker = a.engine.shared_fault_domain = True
-        lost = b._lost
-        monkeypatch.setattr(b, "_lost", lambda engine, begun: lost(engine, {}))
+        b.events = NoneBegun(b.events)
         code = (CodeDocument("shared"),)
         node.register(FunctionDocument("F", ("x",), ("x",), code=code))
         assert node.invoke("F", x=b"1").x.bytes() == b"1"
