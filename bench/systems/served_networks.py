@@ -9,7 +9,8 @@ images      a residual network of 18 layers,     one of 6 layers, 3 x 32 x 32
 =========== ==================================== ==========================================
 
 As a program, ``NETWORK SCALE PRECISION`` as arguments, this module exports one for any number of
-rows and writes the document to standard output.
+rows and writes the document to standard output. A full one is made for the CUDA device, if torch
+finds one.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def _encoder(torch: Any, full: bool) -> ServedNetwork:
         places=nn.Parameter(torch.randn(length, width)), start=nn.LayerNorm(width),
         layers=nn.ModuleList(made), head=nn.Linear(width, CLASSES),
     )  # fmt: skip
-    return ServedNetwork(whole, "int64", (length,), (1, 8, 32) if full else (1, 8))
+    return ServedNetwork(whole, "int64", (length,), (1, 8, 16, 32) if full else (1, 8))
 
 
 def _images(torch: Any, full: bool) -> ServedNetwork:
@@ -144,19 +145,27 @@ def _images(torch: Any, full: bool) -> ServedNetwork:
             before = width
     pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, CLASSES))
     whole = nn.Sequential(*body, pooled).eval()
-    return ServedNetwork(whole, "float32", (3, side, side), (1, 8, 32) if full else (1, 8))
+    return ServedNetwork(whole, "float32", (3, side, side), (1, 8, 16, 32) if full else (1, 8))
 
 
 _NETWORKS = {"encoder": _encoder, "images": _images}
+
+
+def _target() -> str:
+    """Name the device for which torch's compiler makes kernels; empty if it can use none."""
+    cuda = torch_library().cuda
+    return "cuda:{}{}".format(*cuda.get_device_capability()) if cuda.is_available() else ""
 
 
 def main(name: str, scale: str, precision: str) -> None:
     """Export a network."""
     served = network(name, scale)
     example = torch_library().from_numpy(served.request(0))
+    target = _target() if scale == "full" else ""
     made = export_module(
         FUNCTION, served.module, (example,), inputs=["x"], outputs=["y"],
         device="gpu" if scale == "full" else "cpu", precision=precision, batch=served.batches,
+        route="peak" if target else "portable", target=target,
     )  # fmt: skip
     document = RegistrationDocument(functions=(made.function,))
     sys.stdout.buffer.write(msgspec.msgpack.encode(document))
