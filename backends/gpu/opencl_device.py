@@ -96,6 +96,7 @@ class OpenClDevice(Device):
         self._address = 0
         self._busy = False  # kernels may still run that use shared memory
         self._broken: str | None = None
+        self._vector_bytes = 16  # of the device, as long as it is open
 
     # life
 
@@ -110,7 +111,10 @@ class OpenClDevice(Device):
             there = ", ".join(devices)
             raise BackendUnavailable("opencl", f"no device '{wanted}'", f"there are {there}")
         self._device = devices[wanted]
-        pocl.repair_cpu(self._device.int_ptr, self._device.version)
+        cpu = pocl.repair_cpu(self._device.int_ptr, self._device.version)
+        self._vector_bytes = 4 * max(self._device.native_vector_width_float, 4)
+        if cpu is not None:
+            self._vector_bytes = min(self._vector_bytes, cpu.vector_bytes)
         fine = getattr(self._device, "svm_capabilities", 0)
         self._shared = bool(self._shared and fine & cl.device_svm_capabilities.FINE_GRAIN_BUFFER)
         on_host = bool(self._device.type & cl.device_type.CPU)
@@ -149,7 +153,7 @@ class OpenClDevice(Device):
 
     def lowering(self) -> Lowering:
         on_processor = self.abilities.host_execution
-        return Lowering(None, on_processor, 4 * max(self._device.native_vector_width_float, 4))
+        return Lowering(None, on_processor, self._vector_bytes)
 
     def fault(self) -> str | None:
         return self._broken

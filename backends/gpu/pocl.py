@@ -3,7 +3,9 @@
 PoCL asks the LLVM that it was built with for the name of the CPU. An LLVM that is older than the
 CPU answers ``generic``, which its own compiler then refuses, so that every program fails to build.
 The name is a C string that the device's record points to, directly behind the target triple;
-`repair_cpu` puts a name there that every x86-64 LLVM knows.
+`repair_cpu` puts a name there that every x86-64 LLVM since version 4 knows. Vectors that this CPU
+has and the named one has not are unknown to the compiler, so the width that PoCL prefers for them
+does not count then: LLVM 14 aborts at a few operations on vectors of 64 bytes for `haswell`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import ctypes
 import importlib
 import os
 import struct
+from collections.abc import Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,30 @@ REMEDY = "pip install 'dandelion-engine[opencl]'"
 _RECORD_WORDS = 256
 _TRIPLE = b"x86_64-"
 _UNKNOWN = b"generic\0"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCpu:
+    """A CPU that the compiler can be told.
+
+    Attributes:
+        name: as LLVM names it.
+        flags: what it has, as `/proc/cpuinfo` names it.
+        vector_bytes: length of its vectors.
+    """
+
+    name: str
+    flags: frozenset[str]
+    vector_bytes: int
+
+
+_AVX2 = frozenset({"avx2", "fma", "bmi1", "bmi2", "movbe", "f16c"})
+_AVX512 = _AVX2 | {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "adx", "clwb"}
+_KNOWN_CPUS = (
+    KnownCpu("skylake-avx512", _AVX512, 64),
+    KnownCpu("haswell", _AVX2, 32),
+    KnownCpu("x86-64", frozenset(), 16),
+)
 
 
 def binding() -> Any:  # pyopencl's names are only known once it is loaded
@@ -47,7 +75,7 @@ def prepare_environment(threads: int = 0) -> None:
     os.environ.setdefault("PYOPENCL_NO_CACHE", "1")  # PoCL has a cache of its own, without pickle
 
 
-def repair_cpu(device_address: int, device_version: str) -> bool:
+def repair_cpu(device_address: int, device_version: str) -> KnownCpu | None:
     """Give PoCL a CPU name that its compiler knows, if it has not got one.
 
     Args:
@@ -55,18 +83,24 @@ def repair_cpu(device_address: int, device_version: str) -> bool:
         device_version: its version string, which ends with the CPU's name.
 
     Returns:
-        Whether something was changed.
+        The CPU that the compiler was told; None if nothing was changed.
     """
     if not device_version.endswith("x86_64-unknown-linux-gnu-generic"):
-        return False
+        return None
     field = _find_cpu_field(device_address)
     if field is None:
-        return False
+        return None
+    cpu = known_cpu(_flags())
     strdup = ctypes.CDLL(None).strdup
     strdup.restype = ctypes.c_void_p
     strdup.argtypes = [ctypes.c_char_p]
-    ctypes.c_void_p.from_address(field).value = strdup(_cpu_name().encode())
-    return True
+    ctypes.c_void_p.from_address(field).value = strdup(cpu.name.encode())
+    return cpu
+
+
+def known_cpu(flags: Set[str]) -> KnownCpu:
+    """Give the best CPU that has no more abilities than one with these flags."""
+    return next(cpu for cpu in _KNOWN_CPUS if cpu.flags <= flags)
 
 
 class _Range(ctypes.Structure):
@@ -106,15 +140,13 @@ def _string(address: int, size: int) -> bytes:
     return _own_memory(address, size) if 4096 <= address < 2**47 else b""
 
 
-def _cpu_name() -> str:
-    """Name a CPU with no more abilities than this one has."""
+def _flags() -> frozenset[str]:
+    """Give the abilities of this machine's CPU; none if the system does not tell."""
     try:
-        flags = set(
-            Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
-        )
+        text = Path("/proc/cpuinfo").read_text()
     except OSError:
-        flags = set()
-    return "haswell" if {"avx2", "fma", "bmi2", "movbe"} <= flags else "x86-64"
+        return frozenset()
+    return frozenset(text.partition("flags")[2].partition("\n")[0].split())
 
 
 def opencl_devices(cl: Any) -> dict[str, Any]:
