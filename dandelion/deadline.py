@@ -5,6 +5,7 @@ from __future__ import annotations
 import numbers
 
 from dandelion.errors import InvalidInput
+from dandelion.priority import shown
 
 _LIMIT_S = 1e9
 
@@ -19,4 +20,5 @@ def checked_deadline(value: object) -> float:
         seconds = _LIMIT_S if isinstance(value, int) and value >= _LIMIT_S else float(value)
         if 0 < seconds < _LIMIT_S:
             return seconds
-    raise InvalidInput("deadline_s", f"{value!r} is not a positive number of seconds")
+    message = f"{shown(value)} is not a positive number of seconds below {_LIMIT_S:.0e}"
+    raise InvalidInput("deadline_s", message)

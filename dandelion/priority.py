@@ -22,8 +22,19 @@ def checked_priority(where: str, value: object) -> int:
         and -PRIORITY_LIMIT <= value <= PRIORITY_LIMIT
     ):
         return value
-    message = f"{value!r} is not an integer from {-PRIORITY_LIMIT} to {PRIORITY_LIMIT}"
+    message = f"{shown(value)} is not an integer from {-PRIORITY_LIMIT} to {PRIORITY_LIMIT}"
     raise InvalidInput(where, message)
+
+
+def shown(value: object) -> str:
+    """Show a value that a caller gave, in at most about 80 characters.
+
+    Python refuses to write integers of thousands of digits; these are described.
+    """
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def read_priority(where: str, text: str) -> int:

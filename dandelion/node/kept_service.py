@@ -15,6 +15,8 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from dandelion.asynchronous.actions import (
     Accepted,
     Action,
@@ -217,7 +219,7 @@ class KeptService:
             Overloaded, KeptFull, DiskFull, CatalogUnavailable: it cannot be kept now.
             Cancelled: the node does not run.
         """
-        self._check(request, tenant)
+        request = self._checked(request, tenant)
         plan = await awaited_plan(self._invoker.library(tenant), request.name, request.version)
         positional(plan, sets)
         size = size_of(sets)
@@ -245,17 +247,19 @@ class KeptService:
             await waits
         return self.views.view(self.views.found(id_, tenant))
 
-    def _check(self, request: KeptRequest, tenant: str) -> None:
+    def _checked(self, request: KeptRequest, tenant: str) -> KeptRequest:
+        """Give a request with numbers of the types that are stored, if it may be accepted."""
         if not self._invoker.running:
             raise Cancelled("the node is not running")
-        deadline_s = request.deadline_s
-        if deadline_s is not None:
-            checked_deadline(deadline_s)
+        if request.deadline_s is not None:
+            seconds = checked_deadline(request.deadline_s)
+            request = msgspec.structs.replace(request, deadline_s=seconds)
         checked_priority("priority", request.priority)
         if request.key:
             check_key("header.idempotency-key", request.key)
         if request.callback:
             self._rules.check(request.callback, tenant)
+        return request
 
     async def result(self, id_: str, tenant: str) -> KeptOutcome:
         """Give the result.

@@ -134,6 +134,11 @@ def test_the_node_runs_on_a_loop_that_it_is_given() -> None:
     assert asyncio.run(main()) == b"here"
 
 
+def test_a_submitted_deadline_may_be_any_number(node: Node) -> None:
+    handle = node.submit("F", deadline_s=cast(float, np.float32(30)), a=b"here")
+    assert handle.result(timeout_s=30).b.bytes() == b"here"
+
+
 def test_many_threads_at_once(node: Node) -> None:
     def call(i: int) -> bool:
         return bool(node.invoke("Both", x=[b"%d" % i] * 20).z[19].data == b"%d" % i)
