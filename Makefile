@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+EXTENSIONS := $(VENV)/.extensions
 EXTRAS := opencl,wasm,grpc,compositions,test,lint,bench,docs
 # Tests start thousands of interpreters, which are to find compiled modules.
 unexport PYTHONDONTWRITEBYTECODE
@@ -59,16 +60,22 @@ bytecode: setup
 	@$(BIN)/python -m pytest --collect-only --quiet --quiet --quiet
 
 # Python prefers extension modules to their sources: repeat this after changes, or make sources.
-extensions: setup sources
+extensions: $(EXTENSIONS)
+
+$(EXTENSIONS): setup.py $(shell find dandelion -name '*.py') | setup
+	@$(MAKE) --no-print-directory sources
+	@echo "Compiling the modules on the path of a call (two minutes) ..."
 	@DANDELION_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --force --inplace
+	@touch $@
 
 sources:
 	@find . -path ./$(VENV) -prune -o -name '*.so' -exec rm {} +
+	@rm -f $(EXTENSIONS)
 
-bench: setup
+bench: extensions
 	$(BIN)/python -m dandelion bench run dispatcher data sandbox
 
-gpu: setup
+gpu: extensions
 	$(call install,cuda)
 	$(BIN)/python -m pytest -k 'cuda or gpu' tests/gpu tests/conformance/test_device.py \
 		tests/test_gpu_engine.py

@@ -1,14 +1,21 @@
-"""The build. With ``DANDELION_COMPILE=1``, modules on the path of a call become extension modules.
+"""The build. Where there is a C compiler, modules on the path of a call become extension modules.
 
-mypyc compiles them; it needs mypy, msgspec and a C compiler. `make extensions` does this in a
-checkout. They are the same modules, only faster. Python prefers an extension module to its source
-even if the source is newer.
+mypyc compiles them. They are the same modules, only faster. ``DANDELION_COMPILE=0`` leaves all
+modules as they are; with ``DANDELION_COMPILE=1``, a build without a working compiler fails. An
+editable installation is left as it is by default, since Python prefers an extension module to its
+source even if the source is newer. `make extensions` compiles the modules in a checkout.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
+import sys
+import sysconfig
 from glob import glob
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from setuptools import Extension, setup
 
@@ -74,9 +81,42 @@ def sources() -> list[str]:
     return [path for path in found if not path.endswith((*INTERPRETED, "__init__.py"))]
 
 
+DESCRIBING = {"egg_info", "dist_info", "sdist"}
+"""Commands that build nothing. pip gives two of them before it builds."""
+
+
+def has_compiler() -> bool:
+    """Tell whether a C compiler and the headers of Python are there."""
+    command = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    with TemporaryDirectory() as folder:
+        probe = Path(folder, "probe.c")
+        probe.write_text("#include <Python.h>\n")
+        include = "-I" + sysconfig.get_path("include")
+        line = [*shlex.split(command), include, "-c", str(probe), "-o", str(probe) + ".o"]
+        try:
+            return subprocess.run(line, capture_output=True, check=False).returncode == 0
+        except OSError:
+            return False
+
+
+def wanted() -> bool:
+    """Tell whether to compile."""
+    choice = os.environ.get("DANDELION_COMPILE", "")
+    if choice not in ("", "0", "1"):
+        sys.exit(f"DANDELION_COMPILE is {choice!r}; it may be 0 or 1")
+    if DESCRIBING & set(sys.argv):
+        return False
+    if choice or "editable_wheel" in sys.argv:
+        return choice == "1"
+    if has_compiler():
+        return True
+    print("no C compiler, or no headers of Python: calls will be about twice as slow")
+    return False
+
+
 def extension_modules() -> list[Extension]:
     """Translate the modules to C, if that is wanted."""
-    if os.environ.get("DANDELION_COMPILE") != "1":
+    if not wanted():
         return []
     from mypyc.build import mypycify
 

@@ -9,25 +9,20 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from dandelion import extension_modules
 from dandelion.frontend import collector
-
-PACKAGE = Path(__file__).resolve().parent.parent / "dandelion"
 
 
 def pytest_configure() -> None:
     """Refuse extension modules of older sources; set the catalogue of programs that tests start."""
-    for compiled in PACKAGE.rglob("*" + EXTENSION_SUFFIXES[0]):
-        source = compiled.with_name(compiled.name.removesuffix(EXTENSION_SUFFIXES[0]) + ".py")
-        if not source.exists() or source.stat().st_mtime > compiled.stat().st_mtime:
-            raise pytest.UsageError(
-                f"{compiled.name} is older than its source: make extensions, or make sources"
-            )
+    outdated = extension_modules.outdated()
+    if outdated:
+        names = ", ".join(path.name for path in outdated)
+        raise pytest.UsageError(f"older than their sources: {names}; {extension_modules.REMEDY}")
     os.environ["DANDELION_CATALOG"] = "memory:"
 
 

@@ -45,18 +45,42 @@ def origin(tree: Path) -> str:
     return path
 
 
-def test_modules_are_compiled_where_that_is_wanted(tree: Path) -> None:
-    done = build(tree, "1")
+@pytest.mark.parametrize("choice", ["", "1"])
+def test_modules_are_compiled_where_there_is_a_compiler(tree: Path, choice: str) -> None:
+    done = build(tree, choice)
     assert done.returncode == 0, done.stderr
     assert origin(tree).endswith(".so")
 
 
-def test_by_default_they_are_not(tree: Path) -> None:
-    assert build(tree, "").returncode == 0
+def test_they_are_not_where_that_is_not_wanted(tree: Path) -> None:
+    assert build(tree, "0").returncode == 0
     assert origin(tree).endswith(".py")
 
 
-def test_without_a_compiler_the_build_fails(tree: Path) -> None:
+@pytest.mark.parametrize("compiler", ["false", "/nowhere/cc"])
+def test_without_a_compiler_they_are_not(tree: Path, compiler: str) -> None:
+    done = build(tree, "", CC=compiler)
+    assert done.returncode == 0, done.stderr
+    assert "no C compiler" in done.stdout
+    assert origin(tree).endswith(".py")
+
+
+def test_without_a_compiler_the_build_fails_if_they_must_be(tree: Path) -> None:
     done = build(tree, "1", CC="false")
     assert done.returncode != 0
     assert "false" in done.stdout + done.stderr
+
+
+def test_a_wrong_choice_is_refused(tree: Path) -> None:
+    done = build(tree, "yes")
+    assert done.returncode != 0
+    assert "DANDELION_COMPILE is 'yes'; it may be 0 or 1" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["egg_info", "dist_info"])
+def test_a_description_compiles_nothing(tree: Path, command: str) -> None:
+    subprocess.run(
+        [sys.executable, "setup.py", command],
+        cwd=tree, env=os.environ | {"CC": "/nowhere/cc", "DANDELION_COMPILE": "1"},
+        capture_output=True, check=True,
+    )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -11,6 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+from dandelion import extension_modules
 from dandelion.catalog import Record
 from dandelion.errors import BackendUnavailable
 from dandelion.executors import to_dandelion_error
@@ -21,6 +23,8 @@ from dandelion.node.closing import close_safely, close_together
 from dandelion.node.components import Components, NodeState
 from dandelion.scheduler.concurrency import is_extra
 from dandelion.scheduler.engine import EnginePhase
+
+log = logging.getLogger("dandelion.node")
 
 
 class Running:
@@ -40,6 +44,10 @@ class Running:
                 node runs a loop in a thread of its own, and is closed when the program ends.
         """
         parts = self._parts
+        outdated = extension_modules.outdated()
+        if outdated:
+            remedy = extension_modules.REMEDY
+            log.warning("%d extension modules are outdated: %s", len(outdated), remedy)
         parts.pool.start()
         parts.kept_thread.start()
         parts.loop.start(loop)

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 
-class _Sources(MetaPathFinder):
+class Sources(MetaPathFinder):
     """Finds the source of each extension module of the package."""
 
     def find_spec(
@@ -44,7 +44,7 @@ def from_sources(name: str) -> Any:
 
     Native code calls native methods directly, so nothing can be put in their place.
     """
-    loaded, finder = _loaded(), _Sources()
+    loaded, finder = _loaded(), Sources()
     for one in loaded:
         del sys.modules[one]
     sys.meta_path.insert(0, finder)
