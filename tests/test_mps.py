@@ -74,3 +74,26 @@ def test_without_a_daemon_workers_take_turns_and_say_so(
     missing = share_by_mps("")
     assert not missing.shared_fault_domain
     assert CONTROL in missing.description
+
+
+@pytest.mark.parametrize(
+    ("visible", "of_workers"),
+    [
+        ("1", "0"),
+        ("3, 1", "0,1"),
+        ("2,-1,0", "0"),
+        ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", None),
+        ("", None),
+    ],
+)
+def test_workers_see_the_devices_as_the_server_numbers_them(
+    stand_in: Path, monkeypatch: pytest.MonkeyPatch, visible: str, of_workers: str | None
+) -> None:
+    """With the number that the node was given, a worker would find no device."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    sharing = share_by_mps("")
+    try:
+        assert sharing.concurrent
+        assert sharing.environment.get("CUDA_VISIBLE_DEVICES") == of_workers
+    finally:
+        sharing.close()

@@ -12,6 +12,7 @@ Source: NVIDIA's documentation of the Multi-Process Service.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -25,6 +26,7 @@ from dandelion.driver import DeviceSharing, Sharing
 from .options import GpuOptions
 
 CONTROL = "nvidia-cuda-mps-control"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 _START_LIMIT_S = 5.0
 _STOP_LIMIT_S = 3.0
 # The child asks to be killed with its parent before it becomes the daemon.
@@ -120,12 +122,26 @@ def share_by_mps(percentage: str) -> Sharing:
         return Sharing(description=f"processes that take turns: {error}")
     limit = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage} if percentage else {}
     return Sharing(
-        {**daemon.variables, **limit},
+        {**daemon.variables, **limit, **_renumbered(os.environ.get(VISIBLE, ""))},
         concurrent=True,
         shared_fault_domain=True,
         description="concurrent by MPS" + (f", {percentage} % each" if percentage else ""),
         close=daemon.close,
     )
+
+
+def _renumbered(visible: str) -> dict[str, str]:
+    """Return what a client needs if this process sees certain devices only.
+
+    The server of MPS sees the same ones. It numbers them anew, from 0, and clients choose among
+    those. Devices that are named by their UUIDs have the same names everywhere.
+
+    Args:
+        visible: numbers or UUIDs with commas; the first that is neither ends the list.
+    """
+    entries = [entry.strip() for entry in visible.split(",")]
+    numbers = list(itertools.takewhile(str.isdecimal, entries))
+    return {VISIBLE: ",".join(str(i) for i in range(len(numbers)))} if numbers else {}
 
 
 def _inherited() -> dict[str, str]:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -73,13 +73,14 @@ class GpuCluster(Tenants):
             address = f"127.0.0.1:{free.getsockname()[1]}"
         settings |= {"cluster_secret": str(folder / "secret"), "peers": (address,)}
         mine = msgspec.convert({**settings, "cluster_listen": address}, Settings, strict=False)
-        with _seeing(backend, 0):
-            self.node = self._closing.enter_context(Node(mine, cluster=cluster_of(mine)))
-            wait_engines(self.node)
-        for number in range(1, nodes):
-            with _seeing(backend, number):
-                server = node_server({**settings, "cluster_listen": "127.0.0.1:0"})
-                self._closing.enter_context(server)
+        others = [_seen(backend, number) for number in range(1, nodes)]
+        # Workers are started during the whole life of the node.
+        self._closing.enter_context(_changed(_seen(backend, 0)))
+        self.node = self._closing.enter_context(Node(mine, cluster=cluster_of(mine)))
+        wait_engines(self.node)
+        for seen in others:
+            server = node_server({**settings, "cluster_listen": "127.0.0.1:0"}, environment=seen)
+            self._closing.enter_context(server)
         end_s = time.monotonic() + _SEE_S
         while self._with_engines(backend) < nodes:
             if time.monotonic() > end_s:
@@ -108,20 +109,25 @@ class GpuCluster(Tenants):
         self._closing.close()
 
 
-@contextlib.contextmanager
-def _seeing(backend: str, number: int) -> Iterator[None]:
-    """Have processes that are started meanwhile see one GPU only."""
+def _seen(backend: str, number: int) -> dict[str, str]:
+    """Return the variables of a process that sees one GPU only."""
     name = VARIABLES.get(backend)
     if name is None:
-        yield
-        return
-    before = os.environ.get(name)
-    visible = before.split(",") if before else []
-    os.environ[name] = visible[number] if number < len(visible) else str(number)
+        return {}
+    visible = os.environ.get(name, "").split(",")
+    return {name: visible[number] if number < len(visible) and visible[0] else str(number)}
+
+
+@contextlib.contextmanager
+def _changed(variables: Mapping[str, str]) -> Iterator[None]:
+    """Change the environment of this process meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -109,6 +109,7 @@ def node_server(
     engines: int = 0,
     name: str = "dandelion",
     wait_s: float = 180.0,
+    environment: Mapping[str, str] | None = None,
 ) -> ServerProcess:
     """Start a node with its HTTP frontend, with everything registered and all engines ready.
 
@@ -117,13 +118,16 @@ def node_server(
         documents: registered in this order before it listens.
         engines: see `NodeOrder`.
         wait_s: how long it may take.
+        environment: variables beside those of this process.
 
     Raises:
         ServerFailed: it did not start, for example because a document is refused.
     """
     order = msgspec.msgpack.encode(NodeOrder(dict(settings), tuple(documents), engines))
     command = module("dandelion.bench.systems.nodes")
-    return ServerProcess(name, command, standard_input=order, wait_s=wait_s)
+    return ServerProcess(
+        name, command, standard_input=order, wait_s=wait_s, environment=environment
+    )
 
 
 def one_item(name: str, data: Any) -> dict[str, ItemSet | None]:  # bytes or a view of the arena
