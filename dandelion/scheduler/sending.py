@@ -24,6 +24,8 @@ _MEAN_WEIGHT = 0.2
 """Of the newest call in the mean time of calls."""
 _RESERVE_LOOKS = 16
 """How many queues are looked at for a call that may use the reserve."""
+_LINE_LOOKS = 64
+"""How many queues are counted for the wait that a call of another node saves."""
 
 
 class Sending:
@@ -249,7 +251,7 @@ class Sending:
         that it saves is a small part.
         """
         lane = call.lane
-        here = sum([not other.remote for other in lane.engines])
+        here = sum([not other.remote and other.active for other in lane.engines])
         mean_ns = call.flow.mean_ns
         is_behind = engine.free <= engine.behind
         if is_behind and not 0 < mean_ns < AHEAD_CALL_NS:
@@ -258,7 +260,10 @@ class Sending:
             return True
         moved_bytes = sum([s.size_bytes for s in call.run.inputs if s is not None])
         cost_ns = engine.transfer_ns + engine.transfer_ns_per_byte * moved_bytes
-        return cost_ns + is_behind * 2 * mean_ns < mean_ns * (1 + call.flow.waiting) / here
+        line_ns = mean_ns
+        for queue in islice(lane.queues.values(), _LINE_LOOKS):
+            line_ns += queue.flow.mean_ns * len(queue.calls)
+        return cost_ns + is_behind * 2 * mean_ns < line_ns / here
 
     def _send(self, call: CallState, engine: EngineState, now_ns: int) -> None:
         flow = call.flow

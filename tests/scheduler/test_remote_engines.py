@@ -23,8 +23,11 @@ from dandelion.scheduler.actions import End, Send
 from dandelion.testing.scheduler_invariants import check_invariants
 
 MS = 1_000_000
-SPEC = FunctionSpec("f", (SetSpec("x"),), (SetSpec("y"),), code=(CodeObject("cpu"),), version=1)
-PLAN = direct_plan(SPEC)
+SPECS = tuple(
+    FunctionSpec(name, (SetSpec("x"),), (SetSpec("y"),), code=(CodeObject("cpu"),), version=1)
+    for name in "fgh"
+)
+PLANS = tuple(direct_plan(spec) for spec in SPECS)
 
 
 class OneNode:
@@ -55,9 +58,11 @@ class OneNode:
             elif isinstance(action, End):
                 self.ended.append(action.invocation)
 
-    def submit(self, size_bytes: int = 4, served: bool = False) -> InvocationState:
+    def submit(
+        self, size_bytes: int = 4, served: bool = False, function: int = 0
+    ) -> InvocationState:
         inputs = (ItemSet("x", (Item("a", 0, bytes(size_bytes)),)),)
-        walk = Walk(PLAN, Partitioning("auto", 1, 2))
+        walk = Walk(PLANS[function], Partitioning("auto", 1, 2))
         name = str(len(self.sent) + self.scheduler.calls.lines.waiting + len(self.ended))
         invocation = InvocationState(name + str(self.now_ns), self.tenant, walk, inputs, 1 << 60, 1)
         invocation.input_bytes, invocation.served = size_bytes, served
@@ -124,6 +129,38 @@ def test_short_calls_are_sent_ahead_while_many_wait(took_ns: int, waiting: int, 
     assert node.scheduler.calls.lines.waiting == waiting - ahead
 
 
+def test_calls_of_other_functions_in_the_line_count() -> None:
+    """Each of them has one call only, so none has a line of its own."""
+    node = OneNode()
+    node.scheduler.fleet.resized(node.remote, 1, 0)
+    for function in range(3):
+        node.submit(function=function)
+        node.end(node.sent[0], 20 * MS)
+    for function in range(3):
+        node.submit(function=function)
+    node.submit(function=1)
+    assert sorted(node.places()) == [1, 2]
+    node.remote.behind = 2
+    node.scheduler.fleet.resized(node.remote, 3, node.now_ns)
+    node.act()
+    assert sorted(node.places()) == [1, 2, 2]
+    assert node.scheduler.calls.lines.waiting == 1
+
+
+def test_engines_here_that_take_no_calls_do_not_count() -> None:
+    node = OneNode()
+    for number in range(3, 9):
+        engine = EngineState(number, frozenset({"cpu"}), places=1)
+        node.scheduler.fleet.added(engine)
+        node.scheduler.fleet.up(engine, str(number), Capacity(), 0)
+        engine.active = False
+    node.submit()
+    node.end(node.sent[0], 2 * MS)
+    node.submit()
+    node.submit()  # 1 ms there; here it would wait for 2 ms, and not for a seventh of that
+    assert node.places() == [1, 2]
+
+
 def test_calls_of_unknown_duration_are_not_sent_ahead() -> None:
     node = OneNode(here=False)
     node.remote.behind = 3
@@ -183,7 +220,8 @@ def test_loss_of_nodes_is_not_the_functions_fault() -> None:
 @pytest.mark.parametrize("begun", [False, True])
 def test_io_is_run_again_only_if_its_node_has_refused_it(begun: bool) -> None:
     node = OneNode(here=False)
-    io = FunctionSpec("g", SPEC.inputs, SPEC.outputs, code=SPEC.code, version=1, kind="io")
+    spec = SPECS[0]
+    io = FunctionSpec("g", spec.inputs, spec.outputs, code=spec.code, version=1, kind="io")
     walk = Walk(direct_plan(io), Partitioning("auto", 1, 2))
     inputs = (ItemSet("x", (Item("a", 0, b"data"),)),)
     invocation = InvocationState("io", node.tenant, walk, inputs, 1 << 60, 1, 4)
