@@ -31,7 +31,7 @@ METRICS = (
 def cluster_gpu(bench: Bench) -> Findings:
     """Ask one node, and two, with as many clients."""
     there = gpu_count(bench.backend)
-    clients = bench.pick(3, 4, 8)
+    clients = bench.pick(3, 4, 24)  # so many that they keep two devices busy
     rows: list[Row] = []
     for given in fitted(bench, shapes_of(bench)):
         rows += _rows(bench, given, clients)
@@ -64,7 +64,8 @@ def _rows(bench: Bench, given: TunedShape, clients: int) -> list[Row]:
         with GpuCluster(bench.backend, given, clients, nodes) as system:
             replies.append([system.call(number, body) for number in range(clients)])
             bodies = [body] * clients
-            closed_loop(system, bodies, seconds=seconds)  # constants come to the other node
+            # Constants come to the other node, and both choose how many workers are active.
+            closed_loop(system, bodies, seconds=bench.pick(0.5, 2.0, 6.0))
             bench.say(f"{given.shape.name} on {nodes} nodes")
             loads = [closed_loop(system, bodies, seconds=seconds) for _ in range(times)]
             if nodes > 1 and not system.sent:
