@@ -48,6 +48,9 @@ counted as long, the thread would also wait for the loop after each call."""
 THREAD_AHEAD = 7
 """Calls that a thread runs one after the other without the loop, which then takes all their answers
 at once. With one call ahead, each call costs several switches between the thread and the loop."""
+PROCESS_AHEAD = 3
+"""Calls that an engine process has beside the one that runs, if they are short together. The loop
+then handles several answers at once, and sends the next calls in one message."""
 _COMPUTES = (Hosting.THREAD, Hosting.CONFINED)
 ANY_NUMBER = 1 << 30
 """Places of an engine whose calls end where they begin."""
@@ -148,6 +151,7 @@ class EngineStarter:
         """
         info = StartedEngine("", backend.entry, resource)
         state = self._state(backend.driver, info, 0)
+        state.ahead = PROCESS_AHEAD
 
         def ready(executor: Executor) -> None:
             assert isinstance(executor, ProcessExecutor), "it lives in a process"
@@ -207,7 +211,7 @@ class EngineStarter:
         for number in range(count):
             info = StartedEngine("", name, resource)
             state = self._state(backend.driver, info, 0)
-            state.worker, state.elastic = True, elastic
+            state.worker, state.elastic, state.ahead = True, elastic, PROCESS_AHEAD
             state.shared_fault_domain = sharing.shared_fault_domain
 
             def ready(executor: Executor, info: StartedEngine = info, number: int = number) -> None:

@@ -118,6 +118,18 @@ def test_calls_that_are_enough_do_not_wait() -> None:
     assert node.sizes == [2]
 
 
+def test_a_batch_grows_instead_of_being_sent_far_ahead() -> None:
+    node = Node(places=0, calls=4)
+    node.engine.ahead, node.engine.mean_ns, node.engine.short_call_ns = 3, MS, 1000 * MS
+    for number in range(4):
+        node.submit(10 * number * MS)
+        node.tick(10 * (number + 1) * MS)
+    assert node.engine.free == 2
+    assert node.sizes == [0, 0]  # one runs, and one is ahead
+    node.finish(node.sent[0], 41 * MS)
+    assert node.sizes == [0, 0, 2]
+
+
 def test_calls_are_joined_up_to_a_number_of_rows() -> None:
     node = Node(calls=8, rows=4)
 
