@@ -281,6 +281,7 @@ class Simulation:
 
     def _add(self, engine: EngineState) -> None:
         engine.joins = "net" not in engine.formats and self.random.random() < 0.8
+        engine.ahead = self.random.choice([1, 3])
         self.running[engine.id] = set()
         self.planning[engine.id] = set()
         self.scheduler.fleet.added(engine)
