@@ -37,13 +37,11 @@ class Batches:
 
     Attributes:
         waits: until when the calls of flows wait for others.
-        used: whether a call has ever waited for others.
     """
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
         self.waits: Timers[Flow] = Timers()
-        self.used = False
 
     # waiting for others
 
@@ -55,7 +53,6 @@ class Batches:
             return False
         call.queued_ns = now_ns
         call.phase = Phase.GATHERING
-        self.used = True
         if not flow.gathering:
             flow.wait = self.waits.add(now_ns + int(batching.wait_s * 1e9), flow)
         flow.gathering[call] = None

@@ -44,7 +44,7 @@ class EngineState:
         device: backend and resource; engines of one device are its sequential one and its workers.
         places: how many calls it takes at once; with 0 this depends on the duration of calls.
         short_call_ns: while one call runs, it takes the next ones that take so long together.
-        ahead: how many it takes then at most.
+        ahead: how many it takes then at most; one after a call that may be a batch.
         worker: it shares its device with others and runs concurrently with them.
         shared_fault_domain: a fault of one worker ends the calls of all workers of the device.
         on_demand: it is not started before a call needs it.
@@ -124,6 +124,8 @@ class EngineState:
             return 0
         places = self.places
         if not places:
-            mean_ns = self.mean_ns
-            places = 1 + min(self.ahead, int(self.short_call_ns / mean_ns)) if mean_ns else 1
+            mean_ns, last = self.mean_ns, self.last
+            # A batch grows while it waits in its queue, but not behind others on the engine.
+            ahead = self.ahead if last is None or last.spec.batching is None else 1
+            places = 1 + min(ahead, int(self.short_call_ns / mean_ns)) if mean_ns else 1
         return places - len(self.sent)

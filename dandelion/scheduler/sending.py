@@ -224,8 +224,6 @@ class Sending:
         while engine.free > 0:
             if engine.remote and not self._next_pays(engine):
                 return
-            if self.batches.used and len(engine.sent) > 1 and self._next_joins(engine):
-                return
             call = self._lines.next_for(engine)
             if call is None:
                 return
@@ -243,13 +241,6 @@ class Sending:
     def _next_pays(self, engine: EngineState) -> bool:
         call = self._lines.head_for(engine)
         return call is not None and self._pays(engine, call)
-
-    def _next_joins(self, engine: EngineState) -> bool:
-        """Tell whether the next call may become a batch, which grows while it waits."""
-        if engine.places or not engine.joins:
-            return False
-        call = self._lines.head_for(engine)
-        return call is not None and call.flow.spec.batching is not None
 
     def _pays(self, engine: EngineState, call: CallState) -> bool:
         """Tell whether sending a call to another node takes less time than its line here.

@@ -93,21 +93,13 @@ def _check_engines(scheduler: Scheduler) -> None:
             assert len(engine.sent) <= engine.places, f"engine {engine.id} has too many calls"
         if engine.phase is not EnginePhase.READY:
             assert engine.phase is EnginePhase.STARTING or not engine.sent
-        if engine.free > 0 and not engine.remote and not _joins_next(scheduler, engine):
+        if engine.free > 0 and not engine.remote:
             for lane in engine.lanes:
                 for queue in lane.queues.values():
                     waits = busy_owner(queue.flow) is not None
                     if not waits and policy.by_engine:
                         waits = policy.cost(engine, queue.flow, lane) == NEVER
                     assert waits, f"engine {engine.id} is free while {queue.flow.name} waits"
-
-
-def _joins_next(scheduler: Scheduler, engine: EngineState) -> bool:
-    """Tell whether the next call of an engine may wait for others, although a place is free."""
-    if engine.places or not engine.joins or len(engine.sent) < 2:
-        return False
-    call = scheduler.calls.lines.head_for(engine)
-    return call is not None and call.flow.spec.batching is not None
 
 
 def _check_workers(scheduler: Scheduler) -> None:
