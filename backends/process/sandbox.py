@@ -202,8 +202,8 @@ def _start(context: ForkContext) -> None:
     listener = context.filter.install()
     if listener is not None:
         rights.append(listener)
-    context.started[context.place] = 1
     wire.send(context.control, [_encoder.encode(wire.Forked(pid))], rights)
+    context.started[context.place] = 1  # not earlier: it may be killed before it has sent
     context.started.close()
     channel = ours.detach()
     os.close(CHANNEL_FD)  # the control socket: from here on the zygote is out of reach

@@ -107,7 +107,7 @@ class SandboxPool:
         denied = "denied calls are reported by name" if sandbox.listener else "denied calls kill"
         facts["seccomp"] = f"allow-list, {denied}"
         sandbox.close()
-        self.replace()
+        self.replace(sandbox.pid)
         return facts
 
     def pid(self) -> int:
@@ -143,7 +143,6 @@ class SandboxPool:
             if sandbox is not None:
                 return sandbox
             dead += 1
-            zygote.ask(REQUEST.pack(REPLACE, 0))
         raise SandboxLost(self.name, "its sandboxes die before they have a call")
 
     def take_if_ready(self) -> Sandbox | None:
@@ -248,7 +247,7 @@ class _Zygote:
             self.ended_in_imports = f"its imports ended the process with code {code}"
 
     def take(self, deadline_ns: int) -> Sandbox | None:
-        """Take a sandbox; None if the next one is dead.
+        """Take a sandbox; None if the next one is dead, then another one is requested.
 
         Raises:
             NoSandbox, ImportFailed: see `SandboxPool.take`.
@@ -267,10 +266,11 @@ class _Zygote:
                     if self._watch is not None:
                         self._watch.finish()
                     self.facts.update(message.facts)
-                elif isinstance(message, wire.Forked):
-                    return _sandbox(message.pid, files)
-                elif isinstance(message, wire.ForkFailed):
-                    return None
+                elif isinstance(message, wire.Forked | wire.ForkFailed):
+                    sandbox = _sandbox(message.pid, files) if files else None
+                    if sandbox is None:
+                        self.ask(REQUEST.pack(REPLACE, message.pid))
+                    return sandbox
                 elif message.user:
                     raise ImportFailed(message.message)
                 else:

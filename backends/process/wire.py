@@ -40,6 +40,7 @@ _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)  # as a flag of `enum`, joining it
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Key: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+ProcessId: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 
 class ItemHeader(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -183,13 +184,13 @@ class Forked(msgspec.Struct, frozen=True, tag="forked"):
     supports it, the listener that reports denied system calls.
     """
 
-    pid: int
+    pid: ProcessId
 
 
 class ForkFailed(msgspec.Struct, frozen=True, tag="fork-failed"):
-    """A sandbox ended before it was ready."""
+    """A sandbox ended before it was ready, or just after it has sent `Forked`."""
 
-    pid: int
+    pid: ProcessId
 
 
 class ZygoteFailed(msgspec.Struct, frozen=True, tag="failed"):

@@ -4,9 +4,9 @@ It has one thread, no user code and no rights, except that it may read files whi
 Engines send it requests over one SOCK_SEQPACKET pair; any number of engines may share their end:
 
 =============  ============================================================================
-to it          ``+`` and a process id: kill that used sandbox and fork another (0: only
-               fork); ``!``: a call waits; ``?`` and a process id, with a socket: return how
-               it ended
+to it          ``+`` and a process id: kill that sandbox, used or dead, and fork another, once
+               for each (0: only fork); ``!``: a call waits; ``?`` and a process id, with a
+               socket: return how it ended
 from it        `ZygoteReady` once, then `Forked` with descriptors for each ``+``; or
                `ForkFailed`, `ZygoteFailed`
 =============  ============================================================================
@@ -14,8 +14,9 @@ from it        `ZygoteReady` once, then `Forked` with descriptors for each ``+``
 A sandbox opens its own descriptors and sends `Forked` itself, over the zygote's connection, which
 it then closes. Sandboxes that are not taken yet wait in the socket's queue. The zygote keeps only
 the process id of a sandbox, so a sandbox's sockets close when it ends. The zygote detects one that
-ended before it sent `Forked` by its byte in shared memory, which a sandbox unmaps when it closes
-the connection.
+ended before it sent `Forked` by its byte in shared memory, which a sandbox sets afterwards, and
+then unmaps. One that ended in between is reported although it has sent `Forked`, so the node
+requests its replacement twice; the second request is ignored.
 
 The zygote is killed when the node ends, see `dandelion.backends.process.lifetime`. Its sandboxes
 are killed when it ends, by PR_SET_PDEATHSIG.
@@ -184,6 +185,7 @@ class Zygote:
         self._unreaped = 0
         self._replacement = SandboxReplacement(ahead)
         self._alive: set[int] = set()
+        self._unreplaced: set[int] = set()  # their replacement was not requested yet
 
     def serve(self) -> NoReturn:
         """Handle requests, and reap, until the node closes the socket.
@@ -227,8 +229,11 @@ class Zygote:
         if not message:
             raise _NodeClosed
         kind, pid = REQUEST.unpack(message)
+        self._starting.pop(pid, None)  # the node knows it, so it needs no report
         if kind == REPLACE:
-            self._replacement.request(pid)
+            if not pid or pid in self._unreplaced:
+                self._unreplaced.discard(pid)
+                self._replacement.request(pid)
             return
         if kind == URGENT:
             self._replacement.mark_urgent()
@@ -255,6 +260,7 @@ class Zygote:
         self._ended.pop(pid, None)  # of an earlier process with the same number
         self._starting[pid] = place
         self._alive.add(pid)
+        self._unreplaced.add(pid)
 
     def _reap(self) -> None:
         self._unreaped = 0

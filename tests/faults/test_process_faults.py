@@ -44,7 +44,7 @@ def test_sandboxes_killed_while_they_wait(engine: ProcessEngine) -> None:
         assert first(run(engine, ECHO, b"1")).bytes() == b"1"
 
 
-_FORKS = """
+_ZYGOTE = """
 import mmap, os, socket, sys
 import msgspec
 from dandelion.backends.process import policy, sandbox, wire, zygote
@@ -62,14 +62,62 @@ def end(context):
 
 sandbox._start = end
 made = zygote.Zygote(context, 1)
-for announced in (1, 0):
+
+def forked():
     made.fork()
-    assert os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
+
+def reported():
     made._reap()
     try:
-        print(msgspec.msgpack.decode(node.recv(100, socket.MSG_DONTWAIT), type=wire.FromZygote))
+        data = node.recv(100, socket.MSG_DONTWAIT)
     except BlockingIOError:
-        print("nothing")
+        return "nothing"
+    return type(msgspec.msgpack.decode(data, type=wire.FromZygote)).__name__
+
+def replace(pid):
+    node.send(zygote.REQUEST.pack(zygote.REPLACE, pid))
+    made._handle_request()
+
+def due():
+    return made._replacement.due()
+"""
+
+
+_FORKS = """
+for announced in (1, 0):
+    forked()
+    print(reported())
+"""
+
+
+_NAMED_TWICE = """
+announced = 0
+early = forked()
+replace(early)
+print(reported(), due() == early, due())
+late = forked()
+print(reported())
+replace(late)
+replace(late)
+print(due() == late, due())
+"""
+
+
+_ENDING = """
+import mmap, os
+from dandelion.backends.process import wire
+
+send, left = wire.send, mmap.mmap(-1, 1)
+left[0] = 1
+
+def send_or_end(channel, parts, files=()):
+    if files and left[0]:  # only sandboxes send descriptors
+        left[0] = 0
+        os._exit(1)
+    send(channel, parts, files)
+
+wire.send = send_or_end
 """
 
 
@@ -164,12 +212,31 @@ def test_a_sandbox_that_a_call_waits_for_does_not_warm_up(monkeypatch: pytest.Mo
     assert found == ["True", "False", "False"]
 
 
-def test_a_sandbox_that_ends_before_it_is_ready_is_reported() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _FORKS], capture_output=True, text=True, timeout=60, cwd=ROOT
-    )
+def printed_by_zygote(steps: str) -> list[str]:
+    command = [sys.executable, "-c", _ZYGOTE + steps]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.stderr == ""
-    assert [line.split("(")[0] for line in done.stdout.splitlines()] == ["nothing", "ForkFailed"]
+    return done.stdout.splitlines()
+
+
+def test_a_sandbox_that_ends_before_it_is_ready_is_reported() -> None:
+    assert printed_by_zygote(_FORKS) == ["nothing", "ForkFailed"]
+
+
+def test_a_sandbox_that_ends_as_it_gets_ready_is_replaced_once() -> None:
+    found = printed_by_zygote(_NAMED_TWICE)
+    assert found == ["nothing True None", "ForkFailed", "True None"]
+
+
+def test_a_sandbox_that_ends_before_its_message_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ending = f"exec({_ENDING!r}, {{}});"
+    boot = zygote_start._BOOT.replace("run(control", ending + "run(control")
+    monkeypatch.setattr(zygote_start, "_BOOT", boot)
+    with process_engine(ahead=1) as engine:
+        for _ in range(2):
+            assert first(run(engine, ECHO, b"1", left_s=20)).bytes() == b"1"
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.2])

@@ -81,6 +81,7 @@ FORGERIES = {
     "descriptors of no sandbox": "send(ready, *files)",
     "readiness again and again": "send(ready); send(ready)",
     "no message": "send(ready); send({'type': 'other'})",
+    "no process": "send(ready); send({'type': 'fork-failed', 'pid': -1})",
 }
 
 LEFT = """
