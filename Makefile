@@ -65,7 +65,7 @@ extensions: $(EXTENSIONS)
 $(EXTENSIONS): setup.py $(shell find dandelion -name '*.py') | setup
 	@$(MAKE) --no-print-directory sources
 	@echo "Compiling the modules on the path of a call (two minutes) ..."
-	@DANDELION_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --force --inplace
+	@$(BIN)/python setup.py --quiet build_ext --force --inplace
 	@touch $@
 
 sources:
