@@ -10,6 +10,7 @@ the time of waking up.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -54,7 +55,8 @@ def main(arguments: list[str]) -> int:
                 backends, resource, msgspec.json.decode(options, type=dict[str, dict[str, str]])
             )
         except DandelionError as error:
-            node.send(Failed(-1, error.record()))
+            with contextlib.suppress(OSError):  # the node is gone
+                node.send(Failed(-1, error.record()))
             return 1
         except (Ended, OSError):  # the node is gone, or does not want a standby any more
             return 0

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -97,3 +100,15 @@ def test_a_stray_pointer_ends_its_call_alone(node: Node) -> None:
         node.invoke("stray", a=np.zeros(1, np.uint64))
     assert_works(node)
     assert memory_of_calls(node) == 0
+
+
+def test_a_process_without_a_backend_whose_node_is_gone_ends_quietly() -> None:
+    ours, its = socket.socketpair()
+    ours.close()
+    with its:
+        arguments = [str(its.fileno()), "-1", "-1", "0", "", "0", "{}", "nowhere"]
+        done = subprocess.run(
+            [sys.executable, "-m", "dandelion.engine_process", *arguments],
+            pass_fds=[its.fileno()], capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "")
