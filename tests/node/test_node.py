@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -134,9 +135,12 @@ def test_the_node_runs_on_a_loop_that_it_is_given() -> None:
     assert asyncio.run(main()) == b"here"
 
 
-def test_a_submitted_deadline_may_be_any_number(node: Node) -> None:
-    handle = node.submit("F", deadline_s=cast(float, np.float32(30)), a=b"here")
-    assert handle.result(timeout_s=30).b.bytes() == b"here"
+def test_a_submitted_deadline_may_be_any_number(gate: GateDriver, tmp_path: Path) -> None:
+    """It is stored."""
+    with Node(Settings(backends=("null",), catalog=f"sqlite:{tmp_path}"), [gate]) as node:
+        node.register(DOCUMENT)
+        handle = node.submit("F", deadline_s=cast(float, np.float32(30)), a=b"here")
+        assert handle.result(timeout_s=30).b.bytes() == b"here"
 
 
 def test_many_threads_at_once(node: Node) -> None:
