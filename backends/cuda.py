@@ -232,6 +232,7 @@ def _calls(cu: Any) -> Calls:
         load_module=adapted.load_module,
         unload_module=cu.cuModuleUnload,
         get_kernel=cu.cuModuleGetFunction,
+        get_variable=cu.cuModuleGetGlobal,
         kernel_attribute=cu.cuFuncGetAttribute,
         set_kernel_attribute=cu.cuFuncSetAttribute,
         parameter=_parameter(cu),

@@ -16,7 +16,9 @@ from tests.fake_driver import build
 from tests.fake_driver.names import scenario_names
 from tests.fake_driver.worker import Worker, working
 
-FILES = ("scenarios.py", "operations.py", "convolutions.py", "loops.py", "sharing.py")
+FILES = (
+    "scenarios.py", "operations.py", "convolutions.py", "loops.py", "sharing.py", "variables.py",
+)  # fmt: skip
 NAMES = [
     name
     for file in FILES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,61 @@ PTX = b""".version 8.0
 def test_info_of_cubins() -> None:
     assert info_of(image("cuda", "sm_86", b"")) == CodeInfo("sm_86", variables=False)
     assert info_of(image("cuda", "sm_90", b"", variables=True)).variables
+
+
+def test_variables_of_cubins_are_listed() -> None:
+    named = {"counter": 4, "table": 24, "other": 7}
+    info = info_of(image("cuda", "sm_90", b"", variables=True, named=named))
+    assert (info.variables, info.listed) == (True, named)
+    assert not info_of(image("cuda", "sm_90", b"")).listed
+    assert not info_of(image("hip", "gfx90a", b"", variables=True)).listed
+
+
+def _symbols(data: bytes) -> tuple[int, int]:
+    """The places of the header of the section of symbols, and of the first real symbol."""
+    table, count = struct.unpack_from("<Q", data, 40)[0], struct.unpack_from("<H", data, 60)[0]
+    for at in range(table, table + 64 * count, 64):
+        if struct.unpack_from("<I", data, at + 4)[0] == 2:
+            return at, struct.unpack_from("<Q", data, at + 24)[0] + 24
+    raise AssertionError("no symbols")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda at: (at + 4, "<B", 2), "a function among the variables"),
+        (lambda at: (at + 4, "<B", 0), "a symbol of no type"),
+        (lambda at: (at + 6, "<H", 0), "one that lies elsewhere leaves a gap"),
+        (lambda at: (at + 8, "<Q", 16), "memory before the first one"),
+        (lambda at: (at + 16, "<Q", 60), "they overlap"),
+        (lambda at: (at + 16, "<Q", 1 << 63), "a size beyond all"),
+        (lambda at: (at + 24, "<I", None), "two of one name"),
+        (lambda at: (at + 48 + 16, "<Q", 2), "memory behind the last one"),
+    ],
+)
+def test_variables_that_are_not_all_memory_are_not_listed(
+    change: Callable[[int], tuple[int, str, int | None]], why: str
+) -> None:
+    named = {"counter": 24, "table": 24, "other": 24}
+    data = bytearray(image("cuda", "sm_90", b"", variables=True, named=named))
+    _, first = _symbols(data)
+    at, layout, value = change(first)
+    given = struct.unpack_from("<I", data, first)[0] if value is None else value
+    struct.pack_into(layout, data, at, given)
+    info = info_of(bytes(data))
+    assert (info.variables, info.listed) == (True, {}), why
+
+
+def test_a_variable_that_shares_its_name_with_a_constant_is_not_listed() -> None:
+    data = bytearray(image("cuda", "sm_90", b"", variables=True, named={"a": 8, "b": 8}))
+    header, first = _symbols(data)
+    size = struct.unpack_from("<Q", data, header + 32)[0]
+    extra = bytearray(data[first : first + 24])
+    struct.pack_into("<H", extra, 6, 1)  # in another section
+    moved = bytes(data[first - 24 : first - 24 + size]) + bytes(extra)
+    struct.pack_into("<QQ", data, header + 24, len(data), len(moved))
+    info = info_of(bytes(data) + moved)
+    assert (info.variables, info.listed) == (True, {})
 
 
 def test_cubins_of_older_compilers_have_their_number_elsewhere() -> None:

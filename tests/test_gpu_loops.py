@@ -12,7 +12,7 @@ import pytest
 from dandelion.backends.cuda import CudaDevice
 from dandelion.backends.gpu import sections
 from dandelion.backends.gpu.adaptive_wait import LONG_NS as LONG_WAIT_NS
-from dandelion.backends.gpu.device import Handle
+from dandelion.backends.gpu.device import Handle, Variables
 from dandelion.backends.gpu.host import HostDevice, Memory
 from dandelion.backends.gpu.opencl_device import OpenClDevice
 from dandelion.backends.gpu.plan import Launch, plan
@@ -193,8 +193,8 @@ def test_an_iteration_is_captured_within_the_first_call() -> None:
 
 def test_modules_with_variables_are_in_no_graph() -> None:
     class Stateful(HostDevice):
-        def _stateful(self, module: object) -> bool:
-            return True
+        def _variables(self, module: object) -> Variables:
+            return Variables.UNKNOWN
 
     device = Stateful(KERNELS, POOL_BYTES, lazy=True, graphs=True)
     runner = Runner(device)

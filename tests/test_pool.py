@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from dandelion.backends.gpu.device import Device, Handle
 from dandelion.backends.gpu.host import HostDevice
 from dandelion.backends.gpu.plan import Plan, plan
 from dandelion.backends.gpu.pool import BufferPool
@@ -81,6 +82,55 @@ def test_zeroing_that_failed_is_done_again(device: FailingDevice) -> None:
     assert pool.dirty_bytes == made.used_bytes
     pool.clean()
     assert not any(whole(device, made.used_bytes))
+
+
+class Restoring(FailingDevice):
+    """A device whose modules have variables."""
+
+    def __init__(self, inner: Device) -> None:
+        super().__init__(inner)
+        self.restored: list[Handle] = []
+
+    def _restore(self, module: Handle) -> None:
+        self._count("restore")
+        self.restored.append(module)
+
+
+def test_variables_are_restored_after_a_call_and_before_it_if_others_ran() -> None:
+    device = Restoring(HostDevice({}, POOL_BYTES))
+    device.open()
+    pool, first, second = BufferPool(device, POOL_BYTES), Handle("first"), Handle("second")
+    made = a_plan(8)
+
+    def call(*modules: Handle) -> list[Handle]:
+        device.restored.clear()
+        pool.begin(made, modules)
+        before = list(device.restored)
+        device.restored.clear()
+        pool.clean()
+        assert device.restored == list(modules)
+        pool.clean()
+        assert device.restored == list(modules), "once"
+        return before
+
+    assert call(first) == [first]
+    assert call(first) == []
+    assert call() == []
+    assert call(first) == [first]
+    assert call(first, second) == [first, second]
+    device.left = 0
+    with pytest.raises(DeviceFault):
+        pool.begin(made, (second,))
+    assert pool.is_clean
+    assert call(first, second) == [first, second], "it is not known what was restored"
+    pool.begin(made, (first,))
+    device.left = 0
+    with pytest.raises(DeviceFault):
+        pool.clean()
+    assert not pool.is_clean
+    pool.clean()
+    assert pool.is_clean
+    device.close()
 
 
 def test_the_device_has_not_got_that_much(device: FailingDevice) -> None:

@@ -180,6 +180,8 @@ class Calls:
     wait: Function
     destroy_event: Function
     compiler: Compiler
+    # of modules whose variables `.code_info` can list
+    get_variable: Function = _missing  # (module, name) -> address, bytes
     # memory that other processes map, where `Attributes.exports_memory` says so
     exported: Function = _missing  # (handle) -> descriptor
     imported: Function = _missing  # (descriptor) -> handle

@@ -11,7 +11,7 @@ from dandelion.errors import DeviceFull
 
 from .candidates import Attempt, Chooser
 from .constants import DeviceConstants, ResidentConstants
-from .device import Device
+from .device import Device, Handle
 from .draft_records import Choices
 from .modules import Modules
 from .plan import Plan
@@ -64,14 +64,14 @@ class ChosenPlans:
                 raise DeviceFull(self.device.name, made.used_bytes, self.pool.size_bytes)
             ready = self.modules.ready(program, made, call.function.files, resident)
             return Attempt(
-                made, ready.steps, ready.times, lambda: begin(made), self.words.read,
-                self.pool.clean,
+                made, ready.steps, ready.times, lambda: begin(made, ready.restored),
+                self.words.read, self.pool.clean,
             )  # fmt: skip
 
-        def begin(made: Plan) -> None:
+        def begin(made: Plan, restored: tuple[Handle, ...]) -> None:
             self.constants.grant_access(resident)
             self.pool.clean()
-            self.pool.begin(made)
+            self.pool.begin(made, restored)
             for name, item in items.items():
                 if name in made.slots:
                     self.device.copy_in(made.slots[name].offset_bytes, item.data)

@@ -1,8 +1,9 @@
 """What the bytes of a module tell before a device sees them: architecture, variables, kernels.
 
 A module's **variables** would keep their values from one call to the next, also from one tenant's
-to another's, so the engine loads such a module afresh for each call (see `.modules`). Where the
-bytes do not tell, variables are assumed.
+to another's, so the engine gives them their first values again. Where they cannot all be listed, it
+loads the module afresh for each call (see `.modules`). Where the bytes do not tell, variables are
+assumed.
 
 Memory that kernels **allocate** lies in a heap that is not zeroed, and outlives them. CUDA's cannot
 be made smaller than 4 MiB, so modules that refer to it are refused.
@@ -48,6 +49,7 @@ _PART_LIMIT = 256  # parts of a bundle or fat binary; there is one for each arch
 
 Kernels = Mapping[str, tuple[int, ...] | None]
 _Given = TypeVar("_Given")
+_Fact = TypeVar("_Fact")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class CodeInfo:
     Attributes:
         arch: which it was built for, empty if unknown or not one alone.
         variables: it has, or may have, variables that outlive a launch.
+        listed: the sizes of all its variables in bytes, by symbol; empty if they are not known.
         allocates: its kernels ask for memory of the device's heap.
         kernels: sizes of their parameters in bytes, by symbol; None where only the symbol is known.
         complete: there are no further kernels.
@@ -67,6 +70,7 @@ class CodeInfo:
     allocates: bool = False
     kernels: Kernels = field(default_factory=dict)
     complete: bool = False
+    listed: Mapping[str, int] = field(default_factory=dict)
 
 
 def info_of(data: bytes, archs: Sequence[str] = ()) -> CodeInfo:
@@ -92,22 +96,25 @@ def info_of(data: bytes, archs: Sequence[str] = ()) -> CodeInfo:
 def _elf_info(data: bytes) -> CodeInfo:
     machine = struct.unpack_from("<H", data, 18)[0]
     found = sections(data)
-    variables = _stateful(found)
+    places = _places_of_variables(found)
     if machine == _NVIDIA:
         flags = struct.unpack_from("<I", data, 48)[0]
         version = flags >> 8 & 0xFF if data[8] >= 8 else flags & 0xFF
         kernels = _tried(cubin.kernels, found)
-        return CodeInfo(f"sm_{version}", variables, _allocates(found), kernels, bool(kernels))
+        listed = _tried(lambda all_: cubin.variables(all_, places), found)
+        return CodeInfo(
+            f"sm_{version}", bool(places), _allocates(found), kernels, bool(kernels), listed
+        )
     if machine == _AMD:
         metadata = code_object.metadata(found)
         if metadata is not None:
             kernels = metadata.kernels()
-            return CodeInfo(metadata.arch, variables, False, kernels, bool(kernels))
-    return CodeInfo("", variables)
+            return CodeInfo(metadata.arch, bool(places), False, kernels, bool(kernels))
+    return CodeInfo("", bool(places))
 
 
-def _tried(read: Callable[[_Given], Kernels], given: _Given) -> Kernels:
-    """Read the kernels; where they cannot be read, whatever else was read still counts."""
+def _tried(read: Callable[[_Given], Mapping[str, _Fact]], given: _Given) -> Mapping[str, _Fact]:
+    """Read a part; where it cannot be read, whatever else was read still counts."""
     try:
         return read(given)
     except _BROKEN:
@@ -119,13 +126,17 @@ def _ptx_info(text: bytes) -> CodeInfo:
     return CodeInfo("", ptx.has_variables(text), ptx.allocates(text), kernels, bool(kernels))
 
 
-def _stateful(sections: Sequence[Section]) -> bool:
-    """Variables lie in writable sections; NVIDIA has constants of printf and assert there too."""
-    return any(
-        s.size_bytes
+def _places_of_variables(sections: Sequence[Section]) -> tuple[int, ...]:
+    """Give the indices of the sections with variables, which are writable.
+
+    NVIDIA has constants of printf and assert there, too, and tables of its mathematical functions.
+    """
+    return tuple(
+        i
+        for i, s in enumerate(sections)
+        if s.size_bytes
         and s.flags & _ALLOCATED_WRITABLE == _ALLOCATED_WRITABLE
         and (s.name.startswith(b".nv.global") or s.name in (b".data", b".bss"))
-        for s in sections
     )
 
 

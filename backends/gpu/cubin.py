@@ -1,4 +1,4 @@
-"""The kernels of a cubin and the sizes of their parameters.
+"""The kernels of a cubin, the sizes of their parameters, and its variables.
 
 A kernel is a function whose symbol says that it is an entry. A section ``.nv.info.NAME`` lists what
 the driver must know of a function, as records: format, attribute and two bytes, behind which one
@@ -12,12 +12,14 @@ sm_120, beside the sources that they were made from.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 from .elf_sections import SYMBOLS, Names, Section
 
 _SYMBOL = struct.Struct("<IBBHQQ")
-_FUNCTION, _ENTRY = 2, 0x10
+_OBJECT, _FUNCTION, _SECTION, _ENTRY = 1, 2, 3, 0x10
+_GAP_BYTES = 16  # less lies between two variables only to align the second
 _INFO = b".nv.info."
 _WITH_CONTENT = 4
 _PARAMETER, _LONG_PARAMETER, _ALL_PARAMETERS = 0x17, 0x45, 0x19
@@ -35,16 +37,66 @@ def kernels(sections: Sequence[Section]) -> dict[str, tuple[int, ...] | None]:
     return {name: _sizes(info.get(_INFO + name.encode())) for name in _entries(sections)}
 
 
-def _entries(sections: Sequence[Section]) -> Iterator[str]:
+def variables(sections: Sequence[Section], places: Collection[int]) -> dict[str, int]:
+    """Give the sizes in bytes of the variables in some sections, by symbol.
+
+    Args:
+        sections: of the file.
+        places: indices of the sections.
+
+    Raises:
+        struct.error, ValueError, LookupError: the file is broken, or there is more in these
+            sections than variables whose symbols differ from all others.
+    """
+    symbols, names = _symbols(sections)
+    found: dict[str, int] = {}
+    ends = dict.fromkeys(places, 0)
+    others = set()
+    for symbol in sorted(symbols, key=lambda one: (one.section, one.offset)):
+        if symbol.section not in ends:
+            others.add(names.at(symbol.name_at).decode())
+        elif symbol.kind != _SECTION:
+            name = names.at(symbol.name_at).decode()
+            gap_bytes = symbol.offset - ends[symbol.section]
+            if symbol.kind != _OBJECT or name in found or not 0 <= gap_bytes < _GAP_BYTES:
+                raise ValueError(f"{name!r} is not a variable of its own")
+            ends[symbol.section] = symbol.offset + symbol.size_bytes
+            found[name] = symbol.size_bytes
+    if not others.isdisjoint(found):
+        raise ValueError("a variable shares its name")
+    for place, end in ends.items():
+        if not 0 <= sections[place].size_bytes - end < _GAP_BYTES:
+            raise ValueError("not all memory belongs to variables")
+    return found
+
+
+class _Symbol(NamedTuple):
+    name_at: int
+    kind: int
+    is_entry: bool
+    section: int
+    offset: int
+    size_bytes: int
+
+
+def _symbols(sections: Sequence[Section]) -> tuple[list[_Symbol], Names]:
     table = next((s for s in sections if s.kind == SYMBOLS), None)
     if table is None:
-        return
+        return [], Names(memoryview(b""), 0)
     strings = sections[table.link].data
-    names = Names(strings, 2 * len(strings))  # some symbols share a name
     whole = len(table.data) // _SYMBOL.size * _SYMBOL.size
-    for name, kind, other, section, _, _ in _SYMBOL.iter_unpack(table.data[:whole]):
-        if kind & 0xF == _FUNCTION and other & _ENTRY and section:
-            yield names.at(name).decode()
+    symbols = [
+        _Symbol(name_at, kind & 0xF, bool(other & _ENTRY), section, offset, size)
+        for name_at, kind, other, section, offset, size in _SYMBOL.iter_unpack(table.data[:whole])
+    ]
+    return symbols, Names(strings, 2 * len(strings))  # some share a name
+
+
+def _entries(sections: Sequence[Section]) -> Iterator[str]:
+    symbols, names = _symbols(sections)
+    for symbol in symbols:
+        if symbol.kind == _FUNCTION and symbol.is_entry and symbol.section:
+            yield names.at(symbol.name_at).decode()
 
 
 def _sizes(info: memoryview | None) -> tuple[int, ...] | None:

@@ -37,7 +37,8 @@ from .cudalike_library import PreparedOperation, libraries, prepare_operation
 from .cudalike_marks import Marks
 from .cudalike_protected import ProtectedMapping, ProtectedMemory
 from .cudalike_trials import DeviceTrials
-from .device import Abilities, Device, Handle, Properties, Protection
+from .cudalike_variables import first_values
+from .device import Abilities, Device, Handle, Properties, Protection, Variables
 from .forks import Forks
 from .lowering import Libraries, Lowering
 from .measurements import Measurements
@@ -317,18 +318,38 @@ class CudaLikeDevice(Device):
     # code
 
     def _load(self, code: LoadedCode) -> Handle:
-        module = load_module(self._calls, code, self.backend, self._archs, self._cache, self._fail)
+        calls = self._calls
+        module = load_module(calls, code, self.backend, self._archs, self._cache, self._fail)
+        if module.info.listed:
+            try:
+                listed = module.info.listed
+                values = first_values(calls, module.handle, listed, self._stream, self._do)
+            except BaseException:
+                self._undo(calls.unload_module, module.handle)
+                raise
+            module.first_values = values
         self._modules.append(module)
         return Handle(module)
 
     def _unload(self, module: Handle) -> None:
         assert isinstance(module, LoadedModule)
         self._modules.remove(module)
+        module.first_values = ()
         self._undo(self._calls.unload_module, module.handle)
 
-    def _stateful(self, module: Handle) -> bool:
+    def _variables(self, module: Handle) -> Variables:
         assert isinstance(module, LoadedModule)
-        return module.info.variables
+        if not module.info.variables:
+            return Variables.NONE
+        return Variables.RESTORED if module.first_values else Variables.UNKNOWN
+
+    def _restore(self, module: Handle) -> None:
+        assert isinstance(module, LoadedModule)
+        for first in module.first_values:
+            data = first.data
+            error = self._calls.copy_in(first.address, data, len(data), self._stream)[0]
+            if error:
+                raise self._fail("restore", error)
 
     def _prepare(
         self, module: Handle, symbol: str, launch: Launch, constants: Handle | None = None

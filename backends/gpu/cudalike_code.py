@@ -64,14 +64,27 @@ class Kernel:
     dynamic_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class FirstValue:
+    """What a variable of a module begins with."""
+
+    address: Any
+    data: bytes
+
+
 @dataclass(slots=True, eq=False)
 class LoadedModule:
-    """A module on a device."""
+    """A module on a device.
+
+    Attributes:
+        first_values: of all its variables; empty if they are not known.
+    """
 
     handle: Any
     name: str
     info: CodeInfo
     kernels: dict[str, Kernel] = field(default_factory=dict)
+    first_values: tuple[FirstValue, ...] = ()
 
 
 @dataclass(slots=True, eq=False)

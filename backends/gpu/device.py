@@ -17,7 +17,7 @@ memory     `allocate`, `free`, `register`, `copy_in`, `copy_out`, `zero`
 protected  `allocate_protected`, `fill_protected`, `protect`, `free_protected`: memory beside the
            pool that keeps its content; `export_protected`, `import_protected`: shared with
            other processes
-code       `load`, `unload`, `stateful`, `prepare`, `prepare_zero`, `prepare_copy`,
+code       `load`, `unload`, `variables`, `restore`, `prepare`, `prepare_zero`, `prepare_copy`,
            `lowering`, `prepare_library`
 work       `launch`, `capture`, `replay`, `discard`, `mark`, `wait`, `synchronize`
 ========== ====================================================================================
@@ -36,6 +36,7 @@ from dandelion.errors import DeviceFault, InternalError
 from .device_facts import Abilities as Abilities
 from .device_facts import Properties as Properties
 from .device_facts import Protection as Protection
+from .device_facts import Variables as Variables
 from .forks import Forks
 from .lowering import Lowering
 from .measurements import Measurements
@@ -198,9 +199,19 @@ class Device(abc.ABC):
         """Unload a module; none of its launches is used any more."""
         self._unload(module)
 
-    def stateful(self, module: Handle) -> bool:
-        """Check whether a module has, or may have, variables that keep their values."""
-        return self._stateful(module)
+    def variables(self, module: Handle) -> Variables:
+        """Tell whether a module has variables, which keep their values between launches."""
+        return self._variables(module)
+
+    def restore(self, module: Handle) -> None:
+        """Give a module's variables their first values, in the order of the work.
+
+        Does nothing for a module that was unloaded.
+
+        Args:
+            module: with `Variables.RESTORED`.
+        """
+        self._restore(module)
 
     def prepare(
         self, module: Handle, symbol: str, launch: Launch, constants: Handle | None = None
@@ -344,8 +355,11 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def _unload(self, module: Handle) -> None: ...
 
-    def _stateful(self, module: Handle) -> bool:
-        return False
+    def _variables(self, module: Handle) -> Variables:
+        return Variables.NONE
+
+    def _restore(self, module: Handle) -> None:
+        raise InternalError(f"{self.name}: it restores no variables")
 
     @abc.abstractmethod
     def _prepare(

@@ -40,6 +40,20 @@ class Protection(enum.Enum):
     WRITE = "write"
 
 
+class Variables(enum.Enum):
+    """Whether a module has variables, and what keeps one call's values from the next.
+
+    Members:
+        NONE: it has none.
+        RESTORED: the device gives them their first values.
+        UNKNOWN: there are, or may be, some that are not known; the module is loaded afresh.
+    """
+
+    NONE = "none"
+    RESTORED = "restored"
+    UNKNOWN = "unknown"
+
+
 @dataclass(frozen=True, slots=True)
 class Properties:
     """Facts about a device.

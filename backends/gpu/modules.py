@@ -6,8 +6,10 @@ one on it runs as a graph where the device has graphs: one graph if it is brief,
 part (see `.pacing`, `.graph_parts`). Both caches are bounded; with a module its ready plans are
 dropped.
 
-A module with variables of its own would carry data from one call to the next. Such a module is
-loaded for one call and unloaded after it (`expire`); it is never shared and never part of a graph.
+A module with variables of its own would carry data from one call to the next. Where the device can
+restore them, the pool has that done for each call, and launches are not put side by side. Any other
+such module is loaded for one call and unloaded after it (`expire`); it is never shared and never
+part of a graph.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from dandelion.data import Bytes
 from dandelion.function import Digest
 
 from .constants import ResidentConstants
-from .device import Device, Handle
+from .device import Device, Handle, Variables
 from .graph_parts import GraphPart, Width, graph_parts
 from .local_memory import with_local_memory
 from .pacing import BRIEF_PARTS, PART_NS, StepTimes
@@ -64,6 +66,7 @@ class Ready:
         order: prepared steps in the order of execution, if they are not too many.
         times: how long each step takes.
         own: modules that are loaded for this call alone.
+        restored: modules whose variables are restored.
         brief: its calls are short: they are not cut into parts.
         segments: what was captured.
         graph: of all steps, if it is brief and was captured.
@@ -80,6 +83,7 @@ class Ready:
     order: list[Handle] | None
     times: StepTimes
     own: list[Handle] = field(default_factory=list)
+    restored: tuple[Handle, ...] = ()
     brief: bool = False
     segments: tuple[Segment, ...] = ()
     graph: Handle | None = None
@@ -194,7 +198,8 @@ class Modules:
         if ready.own or not 1 <= len(ready.order or ()) <= GRAPH_LAUNCHES:
             return
         steps, order = ready.plan.steps, list(ready.plan.walk())
-        parts = graph_parts(steps, order, ready.times, self._width, ready.brief)
+        width = Width(1) if ready.restored else self._width  # they may share a variable
+        parts = graph_parts(steps, order, ready.times, width, ready.brief)
         if parts == [segment.part for segment in ready.segments]:
             return
         self._discard_graphs(ready)
@@ -282,7 +287,14 @@ class Modules:
             raise
         digests = frozenset(digest for _, digest in loaded.values() if digest is not None)
         times = StepTimes(len(steps), self._part_ns)
-        made = Ready(plan, program.identity, resident, steps, digests, None, times, own)
+        restored = tuple(
+            {
+                id(module): module
+                for module, _ in loaded.values()
+                if self._device.variables(module) is Variables.RESTORED
+            }.values()
+        )
+        made = Ready(plan, program.identity, resident, steps, digests, None, times, own, restored)
         if plan.words:
             made.sections = _sections(made, sections_of(plan.program))
         else:
@@ -303,7 +315,7 @@ class Modules:
         if found is None:
             found = self._device.load(code)
             self.loads += 1
-            if self._device.stateful(found):
+            if self._device.variables(found) is Variables.UNKNOWN:
                 own.append(found)
                 return found, None
             self._modules[code.digest] = found

@@ -108,7 +108,7 @@ class SequentialEngine(Engine):
             room = int(found.memory_bytes * pool_share)
             if not first_bytes:  # else much of it is not free yet
                 room = min(room, found.pool_bytes)
-            shares = shares_constants and device.abilities.protected_memory
+            shares = shares_constants and device.abilities.shared_memory
             limit = own = 0
             if device.abilities.protected_memory:
                 limit = own = (weights or WeightsLimit()).of(room)
@@ -185,13 +185,13 @@ class SequentialEngine(Engine):
         started = clock()
         self._settling = call
         inputs = call.inputs
+        pool = self.pool
+        if not pool.is_clean:  # `clean_up` was not called, or it failed
+            pool.clean()
         known = self._find(call)
         ready = known.ready
         self.constants.grant_access(ready.resident)
-        pool = self.pool
-        if pool.dirty_bytes:  # `clean_up` was not called, or it failed
-            pool.clean()
-        pool.begin(ready.plan)
+        pool.begin(ready.plan, ready.restored)
         planned = clock()
         self._in_flight.append(inputs)
         copy_in = self.device.copy_in

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dandelion.data import Bytes
 from dandelion.errors import DeviceFault
 
-from .device import Device, Handle, Properties, Protection
+from .device import Device, Handle, Properties, Protection, Variables
 from .forks import Forks
 from .plan import Copy, Launch, Zero
 from .source import LoadedCode
@@ -102,6 +102,13 @@ class FailingDevice(Device):
 
     def _unload(self, module: Handle) -> None:
         self.inner.unload(module)
+
+    def _variables(self, module: Handle) -> Variables:
+        return self.inner.variables(module)
+
+    def _restore(self, module: Handle) -> None:
+        self._count("restore")
+        self.inner.restore(module)
 
     def _prepare(
         self, module: Handle, symbol: str, launch: Launch, constants: Handle | None

@@ -516,6 +516,20 @@ int fake_unload(struct module *module)
     return OK;
 }
 
+int fake_variable(void **address, size_t *bytes, struct module *module, const char *name)
+{
+    char symbol[256];
+    snprintf(symbol, sizeof symbol, "fake_bytes_%s", name);
+    size_t *size = dlsym(module->library, symbol);
+    snprintf(symbol, sizeof symbol, "fake_place_%s", name);
+    void **place = dlsym(module->library, symbol);
+    if (!size || !place)
+        return NOT_FOUND;
+    *address = *place;
+    *bytes = *size;
+    return OK;
+}
+
 int fake_kernel(struct kernel **kernel, struct module *module, const char *name)
 {
     char symbol[256];

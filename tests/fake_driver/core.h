@@ -127,6 +127,7 @@ int fake_unmap(void *address, size_t bytes);
 int fake_protect(void *address, size_t bytes, int flags);
 int fake_load(struct module **module, const void *image);
 int fake_unload(struct module *module);
+int fake_variable(void **address, size_t *bytes, struct module *module, const char *name);
 int fake_kernel(struct kernel **kernel, struct module *module, const char *name);
 int fake_launch(struct stream *stream, struct kernel *kernel, const unsigned *grid,
                 const unsigned *block, unsigned shared, void **arguments);

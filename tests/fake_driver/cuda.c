@@ -291,6 +291,12 @@ int cuModuleGetFunction(struct kernel **kernel, struct module *module, const cha
     return fake_kernel(kernel, module, name);
 }
 
+int cuModuleGetGlobal(void **address, size_t *bytes, struct module *module, const char *name)
+{
+    ENTER_CONTEXT;
+    return fake_variable(address, bytes, module, name);
+}
+
 int cuFuncGetAttribute(int *value, int attribute, struct kernel *kernel)
 {
     IGNORED(kernel);

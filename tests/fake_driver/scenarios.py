@@ -300,7 +300,7 @@ def _stop_calls(runner: Runner, fake: Fake, calls_before: int) -> None:
 
 
 @contextlib.contextmanager
-def _long_steps() -> Iterator[None]:
+def long_steps() -> Iterator[None]:
     """Each step takes as long as is worth lanes, however fast the device is."""
     real = StepTimes.expected_ns
     StepTimes.expected_ns = lambda self, index: 1e5  # type: ignore[method-assign]
@@ -333,7 +333,7 @@ def branches(width: int = 3) -> Function:
 def branches_are_forked_and_joined(fake: Fake) -> None:
     runner = Runner(fake)
     for _ in range(4):
-        with _long_steps():
+        with long_steps():
             assert (numbers(runner.run(branches(), runner.one("x", X))) == 15 * X).all()
     if fake.counts:
         nodes, edges, roots, path = fake.graph()
@@ -348,7 +348,7 @@ def _life_with_branches(fake: Fake, made: list[Runner], part_ns: int) -> None:
     runner = Runner(fake, part_ns=part_ns)
     made.append(runner)
     try:
-        with _long_steps():
+        with long_steps():
             for _ in range(2):
                 found = numbers(runner.run(branches(2), runner.one("x", X)))
                 assert (found == 7 * X).all()
@@ -362,7 +362,7 @@ def every_call_of_forked_graphs_fails_once(fake: Fake) -> None:
 
 def forked_graphs_have_few_events(fake: Fake) -> None:
     runner = Runner(fake)
-    with _long_steps():
+    with long_steps():
         for times in (2, 3, 8):
             for _ in range(2):
                 runner.run(branches(times), runner.one("x", X))
@@ -377,7 +377,7 @@ def chains_are_captured_as_ever(fake: Fake) -> None:
     """No stream, no event and no call more than the launches need."""
     runner = Runner(fake)
     sets = [runner.one("x", X) for _ in range(3)]
-    with _long_steps():
+    with long_steps():
         calls = []
         for one in sets:
             before = fake.calls()
@@ -527,25 +527,6 @@ def without_virtual_memory_constants_are_copied(fake: Fake) -> None:
 
 
 # --- code -----------------------------------------------------------------------------------
-
-
-def variables_do_not_outlive_a_call(fake: Fake) -> None:
-    source = b"""
-#include "dandelion.h"
-DEVICE i32 counter = 5;
-KERNEL void count(GLOBAL i32 *y) { y[0] = counter; counter = counter + 1; }
-"""
-    b = bp.Blueprint(inputs=["x"], outputs=["y"], modules={"k": "c.c"})
-    y = b.buffer("y", size=4)
-    b.launch("count", [y])
-    b.launch("count", [y])
-    wanted = function(b, {"c.c": source})
-    runner = Runner(fake)
-    for _ in range(3):
-        assert numbers(runner.run(wanted, runner.one("x", X))).tolist() == [6]
-    assert "module" not in fake.live()
-    runner.close()
-    fake.nothing_left()
 
 
 def _binary(kind: str, arch: str) -> bytes:
@@ -702,7 +683,6 @@ ON_REAL_DEVICES = (
     constants_that_kernels_write_to_are_copied,
     small_constants_are_copied,
     constants_stay_as_the_node_decides,
-    variables_do_not_outlive_a_call,
     what_is_no_binary_is_refused,
     launches_keep_to_the_limits,
     damaged_code_is_compiled_again,
