@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from dandelion.backends.gpu.code_info import CodeInfo, info_of
+from dandelion.backends.gpu.code_info import CodeInfo, info_of, part_for
 from dandelion.backends.gpu.compiling import CodeCache, default_folder
 from dandelion.backends.gpu.source import CodeFormat, LoadedCode, choose
 from dandelion.backends.gpu.source_check import checked_source
@@ -133,6 +133,25 @@ def test_info_of_fat_binaries() -> None:
     assert info_of(fatbin((2, clean), (2, stateful))).variables
     assert info_of(fatbin((2, clean), (1, b"compressed"))).variables, "unknown"
     assert info_of(fatbin((2, b"compressed"))).variables
+
+
+def test_a_device_takes_its_own_binary_of_a_fat_binary() -> None:
+    newer, older, twin = (image("cuda", arch, b"") for arch in ("sm_90", "sm_80", "sm_90"))
+    text = (1, b"compressed")
+    archs = ("sm_90", "sm_90a", "sm_89")
+    for parts, wanted in (
+        ([(2, older), (2, newer), text], newer),
+        ([(2, newer)], newer),
+        ([(2, newer), (2, twin)], None),
+        ([(2, older), text], None),
+        ([(2, newer), (2, b"compressed")], None),
+        ([text], None),
+    ):
+        whole = fatbin(*parts)
+        assert part_for(whole, archs) == (wanted or whole)
+    assert part_for(fatbin((2, older)), ("sm_86", "sm_80")) == older
+    for whole in (newer, b"", b"text", fatbin((2, newer))[:-700]):
+        assert part_for(whole, archs) == whole
 
 
 def test_info_of_ptx() -> None:

@@ -93,6 +93,31 @@ def info_of(data: bytes, archs: Sequence[str] = ()) -> CodeInfo:
         return CodeInfo(allocates=_MALLOC in data)
 
 
+def part_for(data: bytes, archs: Sequence[str]) -> bytes:
+    """Give the binary of a fat binary that a device takes, if that is certain, else all of it.
+
+    By default nvcc 13 compresses the texts beside the binaries, which then cannot be read.
+
+    Args:
+        data: bytes of a module.
+        archs: whose binaries the device loads, best first.
+    """
+    if len(data) < 16 or struct.unpack_from("<I", data)[0] != _FATBIN:
+        return data
+    try:
+        binaries = [part for kind, part in _fatbin_parts(data) if kind == _FATBIN_ELF]
+        if not all(part.startswith(_ELF) for part in binaries):
+            return data
+        known = [(_elf_info(part).arch, part) for part in binaries]
+    except _BROKEN:
+        return data
+    for arch in archs:
+        found = [part for name, part in known if name == arch]
+        if found:
+            return found[0] if len(found) == 1 else data
+    return data
+
+
 def _elf_info(data: bytes) -> CodeInfo:
     machine = struct.unpack_from("<H", data, 18)[0]
     found = sections(data)

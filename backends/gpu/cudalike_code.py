@@ -15,7 +15,7 @@ from dandelion.errors import (
 )
 
 from .calls import NO_BINARY, Attributes, Calls, Function
-from .code_info import CodeInfo, info_of
+from .code_info import CodeInfo, info_of, part_for
 from .compiling import SOURCES, CodeCache, compiled
 from .plan import Copy, Launch, Pointer
 from .source import LoadedCode
@@ -112,6 +112,7 @@ def load_module(
     data = code.data
     if code.format in SOURCES:
         data = compiled(calls.compiler, code, archs[0], cache)
+    data = part_for(data, archs)
     info = info_of(data, archs)
     if info.allocates:
         message = "kernels cannot allocate memory; give the blueprint a buffer"

@@ -6,11 +6,14 @@ is loaded for one call.
 
 from __future__ import annotations
 
+import struct
+
 from dandelion.backends.gpu.cudalike_variables import MOST_BYTES, MOST_VARIABLES
 
 import dandelion.blueprint as bp
 from dandelion.errors import Cancelled, DandelionError
 from dandelion.function import Function
+from tests.fake_driver.compile import compiled, image
 from tests.fake_driver.fake import LONG_NS, Fake, Runner, function, numbers
 from tests.fake_driver.scenarios import OTHER, X, expect, fail_each, long_steps, totals
 
@@ -113,6 +116,25 @@ def modules_with_many_variables_are_loaded_afresh(fake: Fake) -> None:
             assert _counted(runner, wanted) == [16]
     if fake.counts:
         assert ("module" in fake.live(), runner.engine.modules.loads) == (False, 6)
+    runner.close()
+    fake.nothing_left()
+
+
+def fat_binaries_stay_loaded(fake: Fake) -> None:
+    """As nvcc 13 makes them: code for the device, and a text that is compressed."""
+    if fake.kind != "cuda":
+        return
+    library, _ = compiled("__device__ int n = 5;\n__global__ void count(int *y) { y[0] = n++; }")
+    binary = image("cuda", fake.arch, library, variables=True, named={"n": 4})
+    parts = ((2, binary), (1, b"compressed"))
+    body = b"".join(struct.pack("<HHIQ", kind, 1, 16, len(d)) + d for kind, d in parts)
+    b = bp.Blueprint(inputs=["x"], outputs=["y"], modules={"k": "c.fatbin"})
+    b.launch("count", [b.buffer("y", size=4)])
+    whole = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+    wanted, runner = function(b, {"c.fatbin": whole}), Runner(fake)
+    for _ in range(3):
+        assert _counted(runner, wanted) == [5]
+    assert runner.engine.modules.loads == 1
     runner.close()
     fake.nothing_left()
 

@@ -74,15 +74,17 @@ def test_each_kind_of_binary_runs(cuda: str, build: Build, runner: Runner) -> No
 
 
 def test_variables_are_seen_in_each_kind(cuda: str, build: Build, runner: Runner) -> None:
-    for name, options in (
-        ("k.cubin", ("-cubin", f"-arch={cuda}")),
-        ("k.fatbin", ("-fatbin", f"-arch={cuda}")),
-        ("k.ptx", ("-ptx", f"-arch={cuda}")),
+    for name, options, loads in (
+        ("k.cubin", ("-cubin", f"-arch={cuda}"), 1),
+        ("k.fatbin", ("-fatbin", f"-arch={cuda}"), 1),
+        ("k.ptx", ("-ptx", f"-arch={cuda}"), 3),
     ):
         data = build("-DVARIABLE", *options)
         assert info_of(data).variables
+        before = runner.engine.modules.loads
         for _ in range(3):
             assert result(runner, name, data, "count") == 5
+        assert runner.engine.modules.loads - before == loads
 
 
 def test_a_cubin_for_another_device(cuda: str, build: Build, runner: Runner) -> None:
