@@ -50,7 +50,7 @@ LOOK_S = 0.02
 """How often a broker that waits looks whether the call is still wanted."""
 _CODE_LIMIT_S = 1.0
 _LONGEST_NS = 10**15
-_STAGES = frozenset({"plan", "copy_in", "kernels", "copy_out"})
+_STAGES = frozenset({"plan", "load", "copy_in", "kernels", "copy_out"})
 _ACCEPTED = (
     InvalidBlueprint,
     InvalidFunction,

@@ -184,6 +184,7 @@ class SequentialEngine(Engine):
         clock = time.perf_counter_ns
         started = clock()
         self._settling = call
+        call.stages.pop("load", None)  # of an attempt before
         inputs = call.inputs
         pool = self.pool
         if not pool.is_clean:  # `clean_up` was not called, or it failed
@@ -219,7 +220,7 @@ class SequentialEngine(Engine):
         if known.candidates:
             self._chooser.ran(known.candidates, (ended - copied) / 1e9)
         call.stages.update(
-            plan=planned - started,
+            plan=planned - started - call.stages.get("load", 0),
             copy_in=copied - planned,
             kernels=launched - copied,
             copy_out=ended - launched,
@@ -265,7 +266,10 @@ class SequentialEngine(Engine):
         if plan.groups:
             check = functools.partial(self._check, call)
             plan, key = self._chosen.plan(program, call, items, plan, resident, check)
+        loads, started = self.modules.loads, time.perf_counter_ns()
         ready = self.modules.ready(program, plan, call.function.files, resident)
+        if self.modules.loads > loads:
+            call.stages["load"] = time.perf_counter_ns() - started
         refused = keep and resident is None and bool(program.constants)
         return known_call(program, plan, ready, keep, refused, key)
 

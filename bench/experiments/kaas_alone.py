@@ -37,8 +37,8 @@ EMPTY = "empty launches"
 STAGES = {
     "start": "process and imports",
     "device": "open the device",
-    "load": "code and constants",
-    "plan": "plan, code and constants",
+    "load": "code; in a process constants, too",
+    "plan": "plan, constants",
     "copy_in": "copy in",
     "kernels": "kernels",
     "copy_out": "copy out and wait",

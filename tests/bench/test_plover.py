@@ -46,8 +46,8 @@ def test_cold_warm_and_hot_starts_have_their_stages() -> None:
         warm = [plover.warm_start(node, chain) for _ in range(2)]
         hot = plover.hot_calls(node, chain, 5)
     engine = {"dispatch", "plan", "copy_in", "kernels", "copy_out", "total"}
-    assert cold.keys() == engine | {"register", "start"}
-    assert all(stages.keys() == engine | {"register"} for stages in warm)
+    assert cold.keys() == engine | {"register", "start", "load"}
+    assert all(stages.keys() == engine | {"register", "load"} for stages in warm)
     assert all(stages.keys() == engine for stages in hot)
     for stages in (cold, *warm, *hot):
         parts = sum(us for name, us in stages.items() if name != "total")

@@ -7,10 +7,12 @@ is loaded for one call.
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 from dandelion.backends.gpu.cudalike_variables import MOST_BYTES, MOST_VARIABLES
 
 import dandelion.blueprint as bp
+from dandelion.driver import Call
 from dandelion.errors import Cancelled, DandelionError
 from dandelion.function import Function
 from tests.fake_driver.compile import compiled, image
@@ -118,6 +120,26 @@ def modules_with_many_variables_are_loaded_afresh(fake: Fake) -> None:
         assert ("module" in fake.live(), runner.engine.modules.loads) == (False, 6)
     runner.close()
     fake.nothing_left()
+
+
+def loading_is_a_stage_of_its_own(fake: Fake) -> None:
+    many = COUNTERS.replace("KERNEL", f"DEVICE i32 large[{MOST_BYTES // 4}];\nKERNEL")
+    runner = Runner(fake)
+    for source, stays in ((COUNTERS, fake.kind == "cuda"), (many, False)):
+        seen = []
+        for _ in range(3):
+            calls: list[Call] = []
+
+            def made(*given: Any, calls: list[Call] = calls, **more: Any) -> Call:
+                calls.append(Call(*given, **more))
+                return calls[-1]
+
+            runner.run(_counting(source), runner.one("x", X), kind=made)
+            stages = calls[0].stages
+            assert min(stages.values()) >= 0
+            seen.append("load" in stages)
+        assert seen == [True, not stays, not stays]
+    runner.close()
 
 
 def fat_binaries_stay_loaded(fake: Fake) -> None:
