@@ -79,6 +79,19 @@ def test_variables_that_are_not_all_memory_are_not_listed(
     assert (info.variables, info.listed) == (True, {}), why
 
 
+def test_variables_of_two_tables_or_of_no_section_are_not_listed() -> None:
+    whole = image("cuda", "sm_90", b"", variables=True, named={"a": 8, "b": 8})
+    header, first = _symbols(whole)
+    data = bytearray(whole)
+    struct.pack_into("<BBH", data, first + 4, 1, 0, 0xFFF2)
+    assert not info_of(bytes(data)).listed
+    data = bytearray(whole)
+    table = struct.unpack_from("<Q", data, 40)[0]
+    struct.pack_into("<I", data, table + 64 * 2 + 4, 2)  # another section says that it is one
+    assert not info_of(bytes(data)).listed
+    assert info_of(whole).listed
+
+
 def test_a_variable_that_shares_its_name_with_a_constant_is_not_listed() -> None:
     data = bytearray(image("cuda", "sm_90", b"", variables=True, named={"a": 8, "b": 8}))
     header, first = _symbols(data)

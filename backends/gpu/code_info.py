@@ -126,7 +126,7 @@ def _elf_info(data: bytes) -> CodeInfo:
         flags = struct.unpack_from("<I", data, 48)[0]
         version = flags >> 8 & 0xFF if data[8] >= 8 else flags & 0xFF
         kernels = _tried(cubin.kernels, found)
-        listed = _tried(lambda all_: cubin.variables(all_, places), found)
+        listed = _tried(lambda given: cubin.variables(given, places), found) if places else {}
         return CodeInfo(
             f"sm_{version}", bool(places), _allocates(found), kernels, bool(kernels), listed
         )

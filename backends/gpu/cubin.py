@@ -19,6 +19,8 @@ from .elf_sections import SYMBOLS, Names, Section
 
 _SYMBOL = struct.Struct("<IBBHQQ")
 _OBJECT, _FUNCTION, _SECTION, _ENTRY = 1, 2, 3, 0x10
+_RESERVED = 0xFF00  # the first number that is not that of a section
+_MOST_VARIABLES = 1024
 _GAP_BYTES = 16  # less lies between two variables only to align the second
 _INFO = b".nv.info."
 _WITH_CONTENT = 4
@@ -48,25 +50,32 @@ def variables(sections: Sequence[Section], places: Collection[int]) -> dict[str,
         struct.error, ValueError, LookupError: the file is broken, or there is more in these
             sections than variables whose symbols differ from all others.
     """
-    symbols, names = _symbols(sections)
+    if sum(section.kind == SYMBOLS for section in sections) != 1:
+        raise ValueError("not one table of symbols")
+    names = _names(sections)
+    mine: list[_Symbol] = []
+    for symbol in _symbols(sections):
+        if symbol.section >= _RESERVED and symbol.kind == _OBJECT:
+            raise ValueError("a variable outside of all sections")
+        if symbol.section in places and symbol.kind != _SECTION:
+            mine.append(symbol)
+            if len(mine) > _MOST_VARIABLES:
+                raise ValueError("too many variables")
     found: dict[str, int] = {}
     ends = dict.fromkeys(places, 0)
-    others = set()
-    for symbol in sorted(symbols, key=lambda one: (one.section, one.offset)):
-        if symbol.section not in ends:
-            others.add(names.at(symbol.name_at).decode())
-        elif symbol.kind != _SECTION:
-            name = names.at(symbol.name_at).decode()
-            gap_bytes = symbol.offset - ends[symbol.section]
-            if symbol.kind != _OBJECT or name in found or not 0 <= gap_bytes < _GAP_BYTES:
-                raise ValueError(f"{name!r} is not a variable of its own")
-            ends[symbol.section] = symbol.offset + symbol.size_bytes
-            found[name] = symbol.size_bytes
-    if not others.isdisjoint(found):
-        raise ValueError("a variable shares its name")
+    for symbol in sorted(mine, key=lambda one: (one.section, one.offset)):
+        name = names.at(symbol.name_at).decode()
+        gap_bytes = symbol.offset - ends[symbol.section]
+        if symbol.kind != _OBJECT or name in found or not 0 <= gap_bytes < _GAP_BYTES:
+            raise ValueError(f"{name!r} is not a variable of its own")
+        ends[symbol.section] = symbol.offset + symbol.size_bytes
+        found[name] = symbol.size_bytes
     for place, end in ends.items():
         if not 0 <= sections[place].size_bytes - end < _GAP_BYTES:
             raise ValueError("not all memory belongs to variables")
+    for symbol in _symbols(sections):
+        if symbol.section not in places and names.at(symbol.name_at).decode() in found:
+            raise ValueError("a variable shares its name")
     return found
 
 
@@ -79,22 +88,28 @@ class _Symbol(NamedTuple):
     size_bytes: int
 
 
-def _symbols(sections: Sequence[Section]) -> tuple[list[_Symbol], Names]:
-    table = next((s for s in sections if s.kind == SYMBOLS), None)
+def _table(sections: Sequence[Section]) -> Section | None:
+    return next((s for s in sections if s.kind == SYMBOLS), None)
+
+
+def _names(sections: Sequence[Section]) -> Names:
+    table = _table(sections)
+    strings = memoryview(b"") if table is None else sections[table.link].data
+    return Names(strings, 2 * len(strings))  # some symbols share a name
+
+
+def _symbols(sections: Sequence[Section]) -> Iterator[_Symbol]:
+    table = _table(sections)
     if table is None:
-        return [], Names(memoryview(b""), 0)
-    strings = sections[table.link].data
+        return
     whole = len(table.data) // _SYMBOL.size * _SYMBOL.size
-    symbols = [
-        _Symbol(name_at, kind & 0xF, bool(other & _ENTRY), section, offset, size)
-        for name_at, kind, other, section, offset, size in _SYMBOL.iter_unpack(table.data[:whole])
-    ]
-    return symbols, Names(strings, 2 * len(strings))  # some share a name
+    for name_at, kind, other, section, offset, size in _SYMBOL.iter_unpack(table.data[:whole]):
+        yield _Symbol(name_at, kind & 0xF, bool(other & _ENTRY), section, offset, size)
 
 
 def _entries(sections: Sequence[Section]) -> Iterator[str]:
-    symbols, names = _symbols(sections)
-    for symbol in symbols:
+    names = _names(sections)
+    for symbol in _symbols(sections):
         if symbol.kind == _FUNCTION and symbol.is_entry and symbol.section:
             yield names.at(symbol.name_at).decode()
 
