@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ from dandelion.backends.cuda import CudaDevice
 from dandelion.backends.gpu import candidates
 from dandelion.backends.gpu.compiling import CodeCache
 from dandelion.backends.gpu.cudalike_driver import CudaLikeChecker
-from dandelion.backends.gpu.device import Handle
+from dandelion.backends.gpu.device import Handle, Variables
 from dandelion.backends.gpu.host import HostDevice, Memory
 from dandelion.backends.gpu.measurements import Measurements
 from dandelion.backends.gpu.opencl_device import OpenClDevice
@@ -181,6 +182,46 @@ def test_what_was_kept_is_checked(kept: bytes, tmp_path: Path) -> None:
                 once.launch(name, [once.x, y], grid=1, block=64)
     run_twice(engine, function(once))
     assert ran["fast"] == candidates.RUNS + 1
+    engine.close()
+
+
+class Flaky(HostDevice):
+    """Fails once at its n-th zeroing or restoring. Its modules have variables if `restores`."""
+
+    left = -1
+    restores = False
+
+    def _count(self, what: str) -> None:
+        self.left -= 1
+        if self.left == -1:
+            raise DeviceFault(self.name, what, "it was to fail")
+
+    def _zero(self, offset_bytes: int, size_bytes: int) -> None:
+        self._count("zero")
+        super()._zero(offset_bytes, size_bytes)
+
+    def _variables(self, module: Handle) -> Variables:
+        return Variables.RESTORED if self.restores else Variables.NONE
+
+    def _restore(self, module: Handle) -> None:
+        self._count("restore")
+
+
+@pytest.mark.parametrize("restores", [False, True])
+@pytest.mark.parametrize("left", range(18))
+def test_a_failure_to_clean_while_measuring(left: int, restores: bool) -> None:
+    """The call that measures succeeds, or fails with what failed; the next one is right."""
+    device = Flaky(KERNELS, POOL_BYTES)  # type: ignore[arg-type]  # functions
+    device.restores = restores
+    engine = SequentialEngine(device, POOL_BYTES)
+    wanted = function(blueprint(("slow", "fast")))
+    run(engine, wanted)
+    device.left = left
+    with contextlib.suppress(DeviceFault):
+        assert (run(engine, wanted) == 2 * X).all()
+    engine.clean_up()
+    assert (run(engine, wanted) == 2 * X).all()
+    assert engine.pool.is_clean
     engine.close()
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from dandelion.backends.gpu import cubin
 from dandelion.backends.gpu.code_info import CodeInfo, info_of, part_for
 from dandelion.backends.gpu.compiling import CodeCache, default_folder
+from dandelion.backends.gpu.elf_sections import sections
 from dandelion.backends.gpu.source import CodeFormat, LoadedCode, choose
 from dandelion.backends.gpu.source_check import checked_source
 
@@ -37,9 +40,10 @@ def test_info_of_cubins() -> None:
 
 
 def test_variables_of_cubins_are_listed() -> None:
-    named = {"counter": 4, "table": 24, "other": 7}
+    named = {"counter": 4, "table": 23, "other": 7}
     info = info_of(image("cuda", "sm_90", b"", variables=True, named=named))
-    assert (info.variables, info.listed) == (True, named)
+    wanted = {"counter": (4, 4), "table": (23, 24), "other": (7, 8)}
+    assert (info.variables, info.listed) == (True, wanted)
     assert not info_of(image("cuda", "sm_90", b"")).listed
     assert not info_of(image("hip", "gfx90a", b"", variables=True)).listed
 
@@ -58,9 +62,11 @@ def _symbols(data: bytes) -> tuple[int, int]:
     [
         (lambda at: (at + 4, "<B", 2), "a function among the variables"),
         (lambda at: (at + 4, "<B", 0), "a symbol of no type"),
-        (lambda at: (at + 6, "<H", 0), "one that lies elsewhere leaves a gap"),
-        (lambda at: (at + 8, "<Q", 16), "memory before the first one"),
+        (lambda at: (at + 6, "<H", 0), "one that lies elsewhere: memory before the second"),
+        (lambda at: (at + 8, "<Q", 4), "memory before the first one"),
         (lambda at: (at + 16, "<Q", 60), "they overlap"),
+        (lambda at: (at + 16, "<Q", 4), "memory between them"),
+        (lambda at: (at + 16, "<Q", 0), "one without a size"),
         (lambda at: (at + 16, "<Q", 1 << 63), "a size beyond all"),
         (lambda at: (at + 24, "<I", None), "two of one name"),
         (lambda at: (at + 48 + 16, "<Q", 2), "memory behind the last one"),
@@ -69,7 +75,7 @@ def _symbols(data: bytes) -> tuple[int, int]:
 def test_variables_that_are_not_all_memory_are_not_listed(
     change: Callable[[int], tuple[int, str, int | None]], why: str
 ) -> None:
-    named = {"counter": 24, "table": 24, "other": 24}
+    named = {"counter": 20, "table": 24, "other": 24}
     data = bytearray(image("cuda", "sm_90", b"", variables=True, named=named))
     _, first = _symbols(data)
     at, layout, value = change(first)
@@ -81,15 +87,55 @@ def test_variables_that_are_not_all_memory_are_not_listed(
 
 def test_variables_of_two_tables_or_of_no_section_are_not_listed() -> None:
     whole = image("cuda", "sm_90", b"", variables=True, named={"a": 8, "b": 8})
-    header, first = _symbols(whole)
-    data = bytearray(whole)
-    struct.pack_into("<BBH", data, first + 4, 1, 0, 0xFFF2)
-    assert not info_of(bytes(data)).listed
-    data = bytearray(whole)
-    table = struct.unpack_from("<Q", data, 40)[0]
-    struct.pack_into("<I", data, table + 64 * 2 + 4, 2)  # another section says that it is one
-    assert not info_of(bytes(data)).listed
     assert info_of(whole).listed
+    header, first = _symbols(whole)
+    table = struct.unpack_from("<Q", whole, 40)[0]
+    for at, layout, value in (
+        (first + 4, "<BBH", (5, 0, 0xFFF2)),  # memory that is common to modules
+        (table + 64 * 2 + 4, "<I", (2,)),  # another section says that it is a table
+        (header, "<I", (1,)),  # the table has the name of another section
+        (header + 40, "<I", (1,)),  # its names are elsewhere
+    ):
+        data = bytearray(whole)
+        struct.pack_into(layout, data, at, *value)
+        assert not info_of(bytes(data)).listed
+
+
+def test_memory_of_an_unknown_kind_is_variable() -> None:
+    whole = image("cuda", "sm_90", b"", variables=True, named={"a": 8})
+    table, count = struct.unpack_from("<Q", whole, 40)[0], struct.unpack_from("<H", whole, 60)[0]
+    assert info_of(whole).listed
+    for flags, name, variables in ((2, None, True), (0, None, True), (3, 1, True), (0, 1, False)):
+        data = bytearray(whole)
+        struct.pack_into("<Q", data, table + 64 * 3 + 8, flags)
+        if name is not None:
+            struct.pack_into("<I", data, table + 64 * 3, name)
+        assert info_of(bytes(data)).variables is variables
+    data = bytearray(whole)
+    struct.pack_into("<H", data, 60, 0)
+    assert count
+    assert info_of(bytes(data)).variables, "without sections nothing is known"
+
+
+def test_what_newer_files_have_twice_counts_once() -> None:
+    found = sections(image("cuda", "sm_100", b"", variables=True, named={"a": 8}))
+    (place,) = cubin.places_of_variables(found)
+    one = found[place]
+    again = replace(one, name=b".nv.merc" + one.name)
+    assert cubin.places_of_variables([*found, again]) == {place}
+    larger = replace(again, size_bytes=one.size_bytes + 8)
+    assert cubin.places_of_variables([*found, larger]) == {place, len(found)}
+    constants = replace(again, name=b".nv.merc.nv.constant.user")
+    assert cubin.places_of_variables([*found, constants]) == {place}
+
+
+def test_few_sections_with_variables_are_listed() -> None:
+    found = sections(image("cuda", "sm_90", b"", variables=True, named={"a": 8}))
+    (place,) = cubin.places_of_variables(found)
+    assert cubin.variables(found, frozenset({place})) == {"a": (8, 8)}
+    many = found + [found[place]] * 16
+    with pytest.raises(ValueError, match="too many sections"):
+        cubin.variables(many, cubin.places_of_variables(many))
 
 
 def test_a_variable_that_shares_its_name_with_a_constant_is_not_listed() -> None:

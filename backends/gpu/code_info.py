@@ -59,7 +59,7 @@ class CodeInfo:
     Attributes:
         arch: which it was built for, empty if unknown or not one alone.
         variables: it has, or may have, variables that outlive a launch.
-        listed: the sizes of all its variables in bytes, by symbol; empty if they are not known.
+        listed: all its variables, by symbol; empty if they are not known.
         allocates: its kernels ask for memory of the device's heap.
         kernels: sizes of their parameters in bytes, by symbol; None where only the symbol is known.
         complete: there are no further kernels.
@@ -70,7 +70,7 @@ class CodeInfo:
     allocates: bool = False
     kernels: Kernels = field(default_factory=dict)
     complete: bool = False
-    listed: Mapping[str, int] = field(default_factory=dict)
+    listed: Mapping[str, cubin.Variable] = field(default_factory=dict)
 
 
 def info_of(data: bytes, archs: Sequence[str] = ()) -> CodeInfo:
@@ -121,21 +121,23 @@ def part_for(data: bytes, archs: Sequence[str]) -> bytes:
 def _elf_info(data: bytes) -> CodeInfo:
     machine = struct.unpack_from("<H", data, 18)[0]
     found = sections(data)
-    places = _places_of_variables(found)
     if machine == _NVIDIA:
         flags = struct.unpack_from("<I", data, 48)[0]
         version = flags >> 8 & 0xFF if data[8] >= 8 else flags & 0xFF
         kernels = _tried(cubin.kernels, found)
+        places = cubin.places_of_variables(found)
         listed = _tried(lambda given: cubin.variables(given, places), found) if places else {}
+        variables = bool(places) or not found
         return CodeInfo(
-            f"sm_{version}", bool(places), _allocates(found), kernels, bool(kernels), listed
+            f"sm_{version}", variables, _allocates(found), kernels, bool(kernels), listed
         )
+    variables = _has_variables(found) or not found
     if machine == _AMD:
         metadata = code_object.metadata(found)
         if metadata is not None:
             kernels = metadata.kernels()
-            return CodeInfo(metadata.arch, bool(places), False, kernels, bool(kernels))
-    return CodeInfo("", bool(places))
+            return CodeInfo(metadata.arch, variables, False, kernels, bool(kernels))
+    return CodeInfo("", variables)
 
 
 def _tried(read: Callable[[_Given], Mapping[str, _Fact]], given: _Given) -> Mapping[str, _Fact]:
@@ -151,17 +153,13 @@ def _ptx_info(text: bytes) -> CodeInfo:
     return CodeInfo("", ptx.has_variables(text), ptx.allocates(text), kernels, bool(kernels))
 
 
-def _places_of_variables(sections: Sequence[Section]) -> tuple[int, ...]:
-    """Give the indices of the sections with variables, which are writable.
-
-    NVIDIA has constants of printf and assert there, too, and tables of its mathematical functions.
-    """
-    return tuple(
-        i
-        for i, s in enumerate(sections)
-        if s.size_bytes
+def _has_variables(sections: Sequence[Section]) -> bool:
+    """Whether a code object has variables, which lie in writable sections."""
+    return any(
+        s.size_bytes
         and s.flags & _ALLOCATED_WRITABLE == _ALLOCATED_WRITABLE
-        and (s.name.startswith(b".nv.global") or s.name in (b".data", b".bss"))
+        and s.name in (b".data", b".bss")
+        for s in sections
     )
 
 

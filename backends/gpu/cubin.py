@@ -12,15 +12,20 @@ sm_120, beside the sources that they were made from.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from .elf_sections import SYMBOLS, Names, Section
 
 _SYMBOL = struct.Struct("<IBBHQQ")
 _OBJECT, _FUNCTION, _SECTION, _ENTRY = 1, 2, 3, 0x10
-_RESERVED = 0xFF00  # the first number that is not that of a section
-_MOST_VARIABLES = 1024
+_TABLE, _STRINGS = b".symtab", b".strtab"
+_RESERVED, _ABSOLUTE = 0xFF00, 0xFFF1  # numbers that are not those of sections, and one of them
+_ALLOCATED = 2
+_VARIABLES = b".nv.global"
+_SECOND = b".nv.merc"
+_NO_VARIABLES = (b".text", b".nv.constant", b".nv.shared", b".nv.local")
+_MOST_SECTIONS, _MOST_VARIABLES = 16, 1024
 _GAP_BYTES = 16  # less lies between two variables only to align the second
 _INFO = b".nv.info."
 _WITH_CONTENT = 4
@@ -39,40 +44,84 @@ def kernels(sections: Sequence[Section]) -> dict[str, tuple[int, ...] | None]:
     return {name: _sizes(info.get(_INFO + name.encode())) for name in _entries(sections)}
 
 
-def variables(sections: Sequence[Section], places: Collection[int]) -> dict[str, int]:
-    """Give the sizes in bytes of the variables in some sections, by symbol.
+class Variable(NamedTuple):
+    """A variable of a module.
+
+    Attributes:
+        size_bytes: its size.
+        held_bytes: the same with the unused bytes behind it, which kernels can write to as well.
+    """
+
+    size_bytes: int
+    held_bytes: int
+
+
+def places_of_variables(sections: Sequence[Section]) -> frozenset[int]:
+    """Give the indices of the sections with variables: of all memory that is nothing else.
+
+    Constants of printf and assert, and tables of mathematical functions, are such variables, too.
+    From sm_100 on a file has its code twice, and so also the sections that belong to it.
+    """
+    sizes = {s.name: s.size_bytes for s in sections}
+    found = []
+    for i, section in enumerate(sections):
+        name, size = section.name, section.size_bytes
+        if name.startswith(_SECOND):
+            name = name.removeprefix(_SECOND)
+            size = 0 if sizes.get(name) == size else size
+        if (
+            size
+            and (section.flags & _ALLOCATED or name.startswith(_VARIABLES))
+            and not name.startswith(_NO_VARIABLES)
+        ):
+            found.append(i)
+    return frozenset(found)
+
+
+def variables(sections: Sequence[Section], places: frozenset[int]) -> dict[str, Variable]:
+    """List the variables in some sections, by symbol.
 
     Args:
         sections: of the file.
-        places: indices of the sections.
+        places: indices of those with variables.
 
     Raises:
         struct.error, ValueError, LookupError: the file is broken, or there is more in these
             sections than variables whose symbols differ from all others.
     """
-    if sum(section.kind == SYMBOLS for section in sections) != 1:
+    if len(places) > _MOST_SECTIONS:
+        raise ValueError("too many sections with variables")
+    for wanted in (_TABLE, _STRINGS):
+        if sum(s.name == wanted for s in sections) != 1:
+            raise ValueError(f"not one section {wanted!r}")
+    if sum(s.kind == SYMBOLS for s in sections) != 1:
         raise ValueError("not one table of symbols")
+    table = _table(sections)
+    if table is None or (table.name, sections[table.link].name) != (_TABLE, _STRINGS):
+        raise ValueError("the table of symbols has another name")
     names = _names(sections)
     mine: list[_Symbol] = []
     for symbol in _symbols(sections):
-        if symbol.section >= _RESERVED and symbol.kind == _OBJECT:
-            raise ValueError("a variable outside of all sections")
+        if symbol.section >= _RESERVED and symbol.section != _ABSOLUTE:
+            raise ValueError("a symbol outside of all sections")
         if symbol.section in places and symbol.kind != _SECTION:
             mine.append(symbol)
             if len(mine) > _MOST_VARIABLES:
                 raise ValueError("too many variables")
-    found: dict[str, int] = {}
-    ends = dict.fromkeys(places, 0)
-    for symbol in sorted(mine, key=lambda one: (one.section, one.offset)):
-        name = names.at(symbol.name_at).decode()
-        gap_bytes = symbol.offset - ends[symbol.section]
-        if symbol.kind != _OBJECT or name in found or not 0 <= gap_bytes < _GAP_BYTES:
-            raise ValueError(f"{name!r} is not a variable of its own")
-        ends[symbol.section] = symbol.offset + symbol.size_bytes
-        found[name] = symbol.size_bytes
-    for place, end in ends.items():
-        if not 0 <= sections[place].size_bytes - end < _GAP_BYTES:
-            raise ValueError("not all memory belongs to variables")
+    mine.sort(key=lambda one: (one.section, one.offset))
+    found: dict[str, Variable] = {}
+    for place in places:
+        inside = [symbol for symbol in mine if symbol.section == place]
+        starts = [symbol.offset for symbol in inside] + [sections[place].size_bytes]
+        if starts[0]:
+            raise ValueError("memory before the first variable")
+        for symbol, end in zip(inside, starts[1:], strict=True):
+            name, held = names.at(symbol.name_at).decode(), end - symbol.offset
+            if symbol.kind != _OBJECT or name in found or not 0 < symbol.size_bytes <= held:
+                raise ValueError(f"{name!r} is not a variable of its own")
+            if held >= symbol.size_bytes + _GAP_BYTES:
+                raise ValueError(f"memory of no variable behind {name!r}")
+            found[name] = Variable(symbol.size_bytes, held)
     for symbol in _symbols(sections):
         if symbol.section not in places and names.at(symbol.name_at).decode() in found:
             raise ValueError("a variable shares its name")
@@ -94,7 +143,9 @@ def _table(sections: Sequence[Section]) -> Section | None:
 
 def _names(sections: Sequence[Section]) -> Names:
     table = _table(sections)
-    strings = memoryview(b"") if table is None else sections[table.link].data
+    if table is None:
+        return Names(memoryview(b""), 0)
+    strings = sections[table.link].data
     return Names(strings, 2 * len(strings))  # some symbols share a name
 
 

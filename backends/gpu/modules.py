@@ -14,6 +14,7 @@ part of a graph.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -150,7 +151,7 @@ class Modules:
         self._ready: OrderedDict[Plan, Ready] = OrderedDict()
         self._used: dict[str, set[Digest]] = {}  # modules by function, until it is forgotten
         self._passing: list[Ready] = []  # with modules of their own
-        self.loads = 0
+        self.loads = self.load_ns = 0
 
     def ready(
         self,
@@ -313,7 +314,9 @@ class Modules:
         """
         found = self._modules.get(code.digest)
         if found is None:
+            started = time.perf_counter_ns()
             found = self._device.load(code)
+            self.load_ns += time.perf_counter_ns() - started
             self.loads += 1
             if self._device.variables(found) is Variables.UNKNOWN:
                 own.append(found)

@@ -47,6 +47,7 @@ class BufferPool:
         self._device.synchronize()
         self._device.free()
         self.dirty_bytes = self._known_bytes = 0
+        self._modules = ()
         self._is_used = False
         try:
             self._device.allocate(size_bytes)
@@ -73,7 +74,7 @@ class BufferPool:
         if plan.used_bytes > self.size_bytes:
             raise DeviceFull(self._device.name, plan.used_bytes, self.size_bytes)
         if self._is_used:
-            raise InternalError(f"{self._device.name}: {self.dirty_bytes} bytes were not zeroed")
+            raise InternalError(f"{self._device.name}: the last call was not cleaned up after")
         if plan.used_bytes > self._known_bytes:
             self._device.zero(self._known_bytes, plan.used_bytes - self._known_bytes)
             self._known_bytes = plan.used_bytes

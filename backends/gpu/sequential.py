@@ -3,13 +3,14 @@
 A call goes through these stages, and `Call.stages` says how long the engine spent in each:
 
 =========== ==================================================================================
-plan        the plan from the cache, or made; alternatives timed; modules loaded and launches
-            prepared if new;
+plan        the plan from the cache, or made; alternatives timed; launches prepared if new;
             constants brought to the device if they are to stay; access to them granted
+load        modules compiled and loaded, meanwhile; only if there are any
 copy_in     each input that a kernel reads from where it lies to its slot
 kernels     launched as one graph, in parts of some milliseconds, or one by one
 copy_out    a context of the call's domain acquired, outputs copied to it; the wait for all of it
-zero        the used range of the pool is zeroed, after the outputs were handed over
+zero        the used range of the pool is zeroed, and variables of modules get their first
+            values, after the outputs were handed over
 =========== ==================================================================================
 
 A call whose function, sizes and integers were seen before is `KnownCall`: everything about it is
@@ -184,14 +185,14 @@ class SequentialEngine(Engine):
         clock = time.perf_counter_ns
         started = clock()
         self._settling = call
-        call.stages.pop("load", None)  # of an attempt before
-        inputs = call.inputs
+        inputs, loaded_ns = call.inputs, self.modules.load_ns
+        known = self._find(call)
+        loaded_ns = self.modules.load_ns - loaded_ns
+        ready = known.ready
+        self.constants.grant_access(ready.resident)
         pool = self.pool
         if not pool.is_clean:  # `clean_up` was not called, or it failed
             pool.clean()
-        known = self._find(call)
-        ready = known.ready
-        self.constants.grant_access(ready.resident)
         pool.begin(ready.plan, ready.restored)
         planned = clock()
         self._in_flight.append(inputs)
@@ -220,11 +221,13 @@ class SequentialEngine(Engine):
         if known.candidates:
             self._chooser.ran(known.candidates, (ended - copied) / 1e9)
         call.stages.update(
-            plan=planned - started - call.stages.get("load", 0),
+            plan=planned - started - loaded_ns,
             copy_in=copied - planned,
             kernels=launched - copied,
             copy_out=ended - launched,
         )
+        if loaded_ns:
+            call.stages["load"] = loaded_ns
         if pacer is None and not ready.sections and ended - copied > self._brief_ns:
             ready.took_long()
         self._check_deadline(call)
@@ -266,10 +269,7 @@ class SequentialEngine(Engine):
         if plan.groups:
             check = functools.partial(self._check, call)
             plan, key = self._chosen.plan(program, call, items, plan, resident, check)
-        loads, started = self.modules.loads, time.perf_counter_ns()
         ready = self.modules.ready(program, plan, call.function.files, resident)
-        if self.modules.loads > loads:
-            call.stages["load"] = time.perf_counter_ns() - started
         refused = keep and resident is None and bool(program.constants)
         return known_call(program, plan, ready, keep, refused, key)
 

@@ -95,10 +95,10 @@ def image(
         library: what runs.
         variables: tell that there are some.
         parameters: sizes by kernel, for AMD's metadata.
-        named: sizes of the variables in bytes, for NVIDIA's symbols; they are all aligned by 8.
+        named: sizes of the variables in bytes, for NVIDIA's symbols; they are all aligned by 4.
     """
     named = named or {}
-    strings = b"\0.shstrtab\0.nv.global\0.note\0.bss\0.symtab\0"
+    strings = b"\0.shstrtab\0.nv.global\0.note\0.bss\0.symtab\0.strtab\0"
     strings += b"".join(name.encode() + b"\0" for name in named)
     note = _note(arch, parameters or {}) if kind == "hip" else b""
     body = struct.pack("<8s16sQQ", b"FAKEGPU1", arch.encode(), IMAGE_BYTES, len(library)) + library
@@ -110,7 +110,7 @@ def image(
         symbols += struct.pack(
             "<IBBHQQ", strings.index(b"\0%b\0" % name.encode()) + 1, 1, 0, 3, end, size
         )
-        end += -(-size // 8) * 8
+        end += -(-size // 4) * 4
     table_at = symbols_at + len(symbols)
     sections = [
         (0, 0, 0, 0, 0, 0),
@@ -121,8 +121,9 @@ def image(
         name = b".bss" if kind == "hip" else b".nv.global"
         sections.append((strings.index(name), 8, 3, 0, table_at, end or 4))
     if named:
+        sections.append((strings.index(b"\0.strtab") + 1, 3, 0, 0, strings_at, len(strings)))
         sections.append((strings.index(b".symtab"), 2, 0, 0, symbols_at, len(symbols)))
-    links = [1 if kind == 2 else 0 for _, kind, *_ in sections]
+    links = [len(sections) - 2 if kind == 2 else 0 for _, kind, *_ in sections]
     table = b"".join(
         struct.pack("<IIQQQQIIQQ", *s, link, 0, 0, 0)
         for s, link in zip(sections, links, strict=True)
