@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from dandelion.backends.cuda import CudaDevice
+from dandelion.backends.gpu import modules
 from dandelion.backends.gpu.conformance_kernels import HOST_KERNELS
 from dandelion.backends.gpu.device import Device
 from dandelion.backends.gpu.driver import GpuDriver
@@ -514,13 +515,30 @@ def test_module_caches_are_bounded(host: Runner) -> None:
     device = host.engine.device
     assert isinstance(device, HostDevice)
     x = np.ones(4, dtype=np.int32)
-    for number in range(80):
+    for number in range(modules.MODULES + 16):
         b = bp.Blueprint(inputs=["x"], outputs=["x"], modules=["k.host"])
         b.launch("axpy", [b.x, bp.scalar("i32", number), bp.scalar("i32", 1)], block=4)
         files = {"k.host": b"axpy" + b" " * number}
         result = first(host.run(function(b, ("x",), files), one("x", x)))
         assert (result.numpy(np.int32) == number + 1).all()
-    assert device.modules == 64
+    assert device.modules == modules.MODULES
+
+
+def _repeated(times: int) -> Function:
+    b = bp.Blueprint(inputs=["x"], outputs=["x"], modules=["k.host"])
+    with b.repeat(times):
+        b.launch("axpy", [b.x, bp.scalar("i32", 1), bp.scalar("i32", 1)], block=4)
+    return function(b, ("x",), {"k.host": b"axpy"})
+
+
+def test_plans_that_are_kept_ready_have_so_many_launches_in_all(
+    host: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modules, "PLANNED_LAUNCHES", 100)
+    for times, kept in ((30, 1), (31, 2), (32, 3), (33, 3), (150, 1), (5, 1), (6, 2)):
+        result = first(host.run(_repeated(times), one("x", bytes(16))))
+        assert (result.numpy(np.int32) == times).all()
+        assert len(host.engine.modules._ready) == kept, times
 
 
 def _unlaunchable(number: int) -> Function:
@@ -536,18 +554,18 @@ def _unlaunchable(number: int) -> Function:
 def test_modules_of_calls_that_cannot_be_launched_are_bounded_and_dropped(host: Runner) -> None:
     device = host.engine.device
     assert isinstance(device, HostDevice)
-    made = [_unlaunchable(number) for number in range(80)]
+    made = [_unlaunchable(number) for number in range(modules.MODULES + 16)]
     for wanted in made:
         with pytest.raises(InvalidBlueprint):
             host.run(wanted, one("x", bytes(16)))
-    assert device.modules == 64
+    assert device.modules == modules.MODULES
     for wanted in made:
         host.engine.forget(wanted)
     assert device.modules == 0
 
 
 def test_many_modules_of_one_function_outlive_the_bound(host: Runner) -> None:
-    files = {f"{i}.host": b"axpy" + b" " * i for i in range(100)}
+    files = {f"{i}.host": b"axpy" + b" " * i for i in range(modules.MODULES + 40)}
     b = bp.Blueprint(inputs=["x"], outputs=["x"], modules=list(files))
     for name in files:
         b.kernel(f"k{name}", module=name, symbol="axpy")
@@ -555,7 +573,7 @@ def test_many_modules_of_one_function_outlive_the_bound(host: Runner) -> None:
     wanted = function(b, ("x",), files)
     for _ in range(3):
         result = first(host.run(wanted, one("x", bytes(16))))
-        assert (result.numpy(np.int32) == 100).all()
+        assert (result.numpy(np.int32) == modules.MODULES + 40).all()
 
 
 # --- the driver -----------------------------------------------------------------------------

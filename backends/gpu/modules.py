@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from dandelion.blueprint.uses import symbol_of
 from dandelion.data import Bytes
+from dandelion.errors import DeviceFull
 from dandelion.function import Digest
 
 from .constants import ResidentConstants
@@ -40,6 +41,12 @@ GRAPH_LAUNCHES = 20_000
 LISTED_LAUNCHES = 100_000
 """Plans with more launches are unrolled while they run."""
 
+
+MODULES = 256
+"""So many modules are kept; what is loaded again for each call takes milliseconds."""
+
+PLANS, PLANNED_LAUNCHES = 256, 200_000
+"""So many plans are kept ready, with so many launches in all: these take memory."""
 
 _TOLERATED = 3
 """So many calls in a row must show that the parts have the wrong size before they are cut anew."""
@@ -95,6 +102,11 @@ class Ready:
     _misfits: int = 0
     _tolerated: int = _TOLERATED
 
+    @property
+    def launches(self) -> int:
+        """How many it has prepared and listed."""
+        return max(len(self.steps), len(self.order or ()))
+
     def took_long(self) -> None:
         """A call that was brief was not; the next one is measured."""
         if self.plan.launches > 1:
@@ -137,7 +149,7 @@ class Modules:
     """
 
     def __init__(
-        self, device: Device, capacity: int = 64, plans: int = 64, part_ns: int = PART_NS
+        self, device: Device, capacity: int = MODULES, plans: int = PLANS, part_ns: int = PART_NS
     ) -> None:
         self._device = device
         self._part_ns = part_ns
@@ -170,7 +182,11 @@ class Modules:
         found = self._ready.get(plan)
         if found is None:
             try:
-                found = self._make(program, plan, files, resident)
+                try:
+                    found = self._make(program, plan, files, resident)
+                except DeviceFull:  # there may be room without what others use
+                    self._drop_all()
+                    found = self._make(program, plan, files, resident)
             except BaseException:
                 self._trim_modules(frozenset())  # those that were loaded before it failed
                 raise
@@ -238,8 +254,13 @@ class Modules:
 
     def _trim(self, kept: Ready) -> None:
         """Enforce the bounds, but keep a plan and its modules: it is about to run."""
-        while len(self._ready) > self._plans:
-            self._drop(next(p for p in self._ready if p is not kept.plan))
+        launches = sum(ready.launches for ready in self._ready.values())
+        while len(self._ready) > 1 and (
+            len(self._ready) > self._plans or launches > PLANNED_LAUNCHES
+        ):
+            oldest = next(p for p in self._ready if p is not kept.plan)
+            launches -= self._ready[oldest].launches
+            self._drop(oldest)
         self._trim_modules(kept.modules)
 
     def _trim_modules(self, kept: frozenset[Digest]) -> None:
@@ -358,6 +379,9 @@ class Modules:
 
     def close(self) -> None:
         """Drop everything."""
+        self._drop_all()
+
+    def _drop_all(self) -> None:
         self.forget_plans()
         for digest in list(self._modules):
             self._unload(digest)

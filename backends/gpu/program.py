@@ -215,7 +215,7 @@ def _mismatches(spec: FunctionSpec, config: GpuConfig) -> list[Problem]:
 class ProgramCache:
     """Programs by the function's identity; the least recently used go first."""
 
-    def __init__(self, capacity: int = 128) -> None:
+    def __init__(self, capacity: int = 1024) -> None:
         self._capacity = capacity
         self._programs: OrderedDict[str, Program] = OrderedDict()
         self._lock = threading.Lock()

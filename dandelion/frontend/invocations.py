@@ -230,6 +230,8 @@ class Invocations:
 def _head(request: Request) -> _Head:
     headers = request.headers
     content_type = headers.get(b"content-type", b"")
+    if content_type.startswith(b"multipart/"):
+        content_type = content_type.partition(b";")[0]  # the boundary is another one each time
     accept = headers.get(b"accept", b"")
     return request.grant.tenant, request.path, request.raw_query, content_type, accept
 

@@ -21,7 +21,7 @@ from dandelion.function import FunctionSpec, Limits, digest_of
 from dandelion.fusion import Found, Whole, whole
 from dandelion.node.fuser import Fuser
 
-PREPARED_LIMIT = 64
+PREPARED_LIMIT = 1024
 """Compositions of one tenant that are kept without being registered."""
 _PREPARED = "="  # no registered name begins with it
 

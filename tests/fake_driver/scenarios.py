@@ -166,6 +166,45 @@ def hot_calls_ask_for_little(fake: Fake) -> None:
     runner.close()
 
 
+def calls_of_many_sizes_stay_hot(fake: Fake) -> None:
+    runner = Runner(fake)
+    for last in (False, False, True):
+        for count in range(1, 151):
+            before = fake.calls()
+            given = runner.one("x", X[:count])
+            assert (numbers(runner.run(totals(), given)) == 3 * X[:count]).all()
+            assert not last or fake.calls() - before == 5, count
+    runner.close()
+
+
+def others_make_room_for_code(fake: Fake) -> None:
+    """Without room for a module, those that no call uses are unloaded."""
+    b = bp.Blueprint(inputs=["x"], outputs=["y"], modules={"k": "k.c"})
+    count = b.x.elements("i32")
+    shape: dict[str, Any] = {"grid": bp.ceil_div(count, 64), "block": 64}
+    b.launch("accumulate", [b.x, b.buffer("y", like="x"), bp.scalar("u64", count)], **shape)
+    other = function(b, {"k.c": FILES["k.c"] + b"\n"})
+    loads = 0
+    runner = Runner(fake)
+    runner.run(other, runner.one("x", X))  # it is compiled then
+    runner.close()
+    for number in range(20):
+        fake.reset()
+        runner = Runner(fake)
+        assert (numbers(runner.run(totals(), runner.one("x", X))) == 3 * X).all()
+        fake.fail(number, OUT_OF_MEMORY)
+        with contextlib.suppress(DandelionError):
+            assert (numbers(runner.run(other, runner.one("x", X))) == X).all()
+            loads += "ModuleLoad" in fake.failed()
+        fake.fail(-1, 0)
+        for _ in range(2):
+            assert (numbers(runner.run(other, runner.one("x", X))) == X).all()
+            assert (numbers(runner.run(totals(), runner.one("x", X))) == 3 * X).all()
+        runner.close()
+        fake.nothing_left()
+    assert loads == 1, "it was tried again, with room"
+
+
 def _whole_life(fake: Fake, made: list[Runner], part_ns: int = LONG_NS) -> None:
     """From opening to closing, with graphs, constants, two tenants and a removed function."""
     runner = Runner(fake, part_ns=part_ns)

@@ -8,6 +8,8 @@ import json
 import os
 import urllib.parse
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,10 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dandelion.errors import InvalidInput
+from dandelion.frontend import invocations
 from dandelion.frontend.app import App
 from dandelion.frontend.asgi import Message
 from dandelion.frontend.docs_page import DOCS_PAGE
 from dandelion.frontend.listener import bind
+from dandelion.tokens import ANONYMOUS
 from tests.node.served import SETTINGS
 from tests.node.served_frontend import JSON, RAW, Served, given_served
 
@@ -99,6 +103,21 @@ def test_form(served: Served) -> None:
     assert status == 200
     sets = json.loads(data)["sets"]
     assert [(i["name"], len(i["text"])) for i in sets["b"]] == [("p.txt", 5), ("q.txt", 200_000)]
+
+
+def test_forms_with_other_boundaries_are_alike() -> None:
+    """Most clients draw a new one for each request."""
+
+    def head(content_type: bytes) -> object:
+        asked: Any = SimpleNamespace(
+            headers={b"content-type": content_type}, grant=ANONYMOUS, path="/v1/invoke/f",
+            raw_query=b"",
+        )  # fmt: skip
+        return invocations._head(asked)
+
+    assert head(b"multipart/form-data; boundary=A") == head(b"multipart/form-data; boundary=B")
+    assert head(b"multipart/form-data; boundary=A") != head(b"application/json")
+    assert head(b"application/json; a=b") != head(b"application/json")
 
 
 def test_accept(served: Served) -> None:
