@@ -13,7 +13,7 @@ from dandelion.backends.gpu.conformance import CHECKS
 from dandelion.backends.gpu.conformance_language import LANGUAGE_CHECKS
 
 from tests.fake_driver import build
-from tests.fake_driver.names import scenario_names
+from tests.fake_driver.names import CUDA_ALONE, scenario_names
 from tests.fake_driver.worker import Worker, working
 
 OF_CUDNN = {
@@ -23,7 +23,7 @@ OF_CUDNN = {
 NAMES = [
     *scenario_names(),
     *scenario_names("loops.py"),
-    *scenario_names("variables.py"),
+    *(name for name in scenario_names("variables.py") if name not in CUDA_ALONE),
     *(name for name in scenario_names("convolutions.py") if name not in OF_CUDNN),
     *("products_are_right_in_each_type", "products_are_computed_as_they_say"),
     *("layouts_are_right", "epilogues_are_right", "what_the_library_lacks_is_done_after_it"),

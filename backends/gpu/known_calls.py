@@ -14,8 +14,6 @@ from .modules import Ready
 from .plan import Plan
 from .program import Program
 
-KNOWN_CALLS = 256
-
 
 @dataclass(slots=True, eq=False)
 class KnownCall:

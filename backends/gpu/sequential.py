@@ -47,8 +47,8 @@ from .candidates import Chooser
 from .chosen_plans import ChosenPlans
 from .constants import LEAST_BYTES, UNIT_BYTES, DeviceConstants, WeightsLimit
 from .device import Device
-from .known_calls import KNOWN_CALLS, KnownCall, known_call
-from .modules import Modules, Ready
+from .known_calls import KnownCall, known_call
+from .modules import PLANS, Modules, Ready
 from .pacing import BRIEF_PARTS, PART_NS, Pacer
 from .plan_cache import PlanCache
 from .pool import BufferPool
@@ -248,7 +248,7 @@ class SequentialEngine(Engine):
         known = self._learn(program, call)
         if not known.ready.own:
             self._known[key] = known
-            if len(self._known) > KNOWN_CALLS:
+            if len(self._known) > PLANS:
                 self._known.popitem(last=False)
         return known
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+CUDA_ALONE = {"what_other_calls_wrote_is_not_seen", "fat_binaries_stay_loaded"}
+"""Scenarios of modules that HIP loads for each call."""
+
 
 def scenario_names(file: str = "scenarios.py") -> list[str]:
     """List the functions of a file that take the fake device alone."""

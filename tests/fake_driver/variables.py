@@ -77,8 +77,6 @@ def functions_do_not_share_values_of_variables(fake: Fake) -> None:
 
 def what_other_calls_wrote_is_not_seen(fake: Fake) -> None:
     """A kernel may find the variables of a module that its own function does not use."""
-    if fake.kind != "cuda":
-        return
     runner, wanted = Runner(fake), _counting()
     for _ in range(2):
         assert _counted(runner, wanted) == [16]
@@ -144,8 +142,6 @@ def loading_is_a_stage_of_its_own(fake: Fake) -> None:
 
 def fat_binaries_stay_loaded(fake: Fake) -> None:
     """As nvcc 13 makes them: code for the device, and a text that is compressed."""
-    if fake.kind != "cuda":
-        return
     library, _ = compiled("__device__ int n = 5;\n__global__ void count(int *y) { y[0] = n++; }")
     binary = image("cuda", fake.arch, library, variables=True, named={"n": 4})
     parts = ((2, binary), (1, b"compressed"))

@@ -13,7 +13,7 @@ from dandelion.backends.gpu.conformance import CHECKS
 from dandelion.backends.gpu.conformance_language import LANGUAGE_CHECKS
 
 from tests.fake_driver import build
-from tests.fake_driver.names import real_scenario_names
+from tests.fake_driver.names import CUDA_ALONE, real_scenario_names
 from tests.fake_driver.worker import working
 
 KINDS = ("real_cuda", "hip_on_cuda")
@@ -26,7 +26,7 @@ SCENARIOS = [
     for kind in KINDS
     for file in FILES
     for name in real_scenario_names(file)
-    if kind != "hip_on_cuda" or file != SHARING
+    if kind != "hip_on_cuda" or (file != SHARING and name not in CUDA_ALONE)
 ]
 
 
