@@ -139,6 +139,20 @@ class _Adapted:
             return answer[0], bytes(log).rstrip(b"\0").decode(errors="replace")
         return answer
 
+    def last_captured(self, stream: Any) -> tuple[Any, ...]:
+        answer = self._cu.cuStreamGetCaptureInfo(stream)
+        if answer[0]:
+            return (answer[0],)
+        (node,) = answer[4]  # what it captures next waits for it alone
+        return answer[0], node
+
+    def node(self, *launch: Any) -> tuple[Any, ...]:
+        made = self._cu.CUDA_KERNEL_NODE_PARAMS()
+        made.func, *numbers, _, made.kernelParams, _ = launch
+        made.gridDimX, made.gridDimY, made.gridDimZ = numbers[:3]
+        made.blockDimX, made.blockDimY, made.blockDimZ, made.sharedMemBytes = numbers[3:]
+        return 0, made
+
     def granularity(self, ordinal: int) -> Any:
         kinds = self._cu.CUmemAllocationGranularity_flags
         smallest = kinds.CU_MEM_ALLOC_GRANULARITY_MINIMUM
@@ -243,6 +257,9 @@ def _calls(cu: Any) -> Calls:
         launch=cu.cuLaunchKernel,
         begin_capture=lambda stream: cu.cuStreamBeginCapture(stream, relaxed),
         end_capture=cu.cuStreamEndCapture,
+        last_captured=adapted.last_captured,
+        node=adapted.node,
+        set_node=cu.cuGraphExecKernelNodeSetParams,
         instantiate=lambda graph: cu.cuGraphInstantiate(graph, 0),
         upload=cu.cuGraphUpload,
         replay=cu.cuGraphLaunch,

@@ -9,6 +9,7 @@ enforce the protection of mapped memory.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -115,6 +116,22 @@ class _Adapted:
             return self._hip.hipGetDeviceProperties(ordinal)
         return error, found
 
+    def last_captured(self, stream: Any) -> tuple[Any, ...]:
+        nodes = ctypes.POINTER(ctypes.c_void_p)()
+        answer = self._hip.hipStreamGetCaptureInfo_v2(stream, ctypes.addressof(nodes))
+        if answer[0]:
+            return (answer[0],)
+        return answer[0], nodes[0]  # what it captures next waits for it alone
+
+    def node(self, *launch: Any) -> tuple[Any, ...]:
+        made = self._hip.hipKernelNodeParams()
+        made.func, *numbers, _, made.kernelParams, _ = launch
+        for name, sizes in (("gridDim", numbers[:3]), ("blockDim", numbers[3:6])):
+            size = getattr(made, name)
+            size.x, size.y, size.z = sizes
+        made.sharedMemBytes = numbers[6]
+        return 0, made
+
     def granularity(self, ordinal: int) -> Any:
         kinds = self._hip.hipMemAllocationGranularity_flags
         smallest = kinds.hipMemAllocationGranularityMinimum
@@ -207,6 +224,9 @@ def _calls(hip: Any, types: Any) -> Calls:
         launch=hip.hipModuleLaunchKernel,
         begin_capture=lambda stream: hip.hipStreamBeginCapture(stream, relaxed),
         end_capture=hip.hipStreamEndCapture,
+        last_captured=adapted.last_captured,
+        node=adapted.node,
+        set_node=hip.hipGraphExecKernelNodeSetParams,
         instantiate=lambda graph: hip.hipGraphInstantiateWithFlags(graph, 0),
         upload=hip.hipGraphUpload,
         replay=hip.hipGraphLaunch,

@@ -18,6 +18,7 @@ from tests.fake_driver.worker import Worker, working
 
 FILES = (
     "scenarios.py", "operations.py", "convolutions.py", "loops.py", "sharing.py", "variables.py",
+    "open_arguments.py",
 )  # fmt: skip
 NAMES = [
     name

@@ -211,10 +211,10 @@ def test_changing_ones_mind_costs_no_plan_and_no_capture() -> None:
     captured = 0
 
     class CountingDevice(HostDevice):
-        def _capture(self, prepared: Any) -> Handle | None:
+        def _capture(self, *given: Any) -> Handle | None:
             nonlocal captured
             captured += 1
-            return super()._capture(prepared)
+            return super()._capture(*given)
 
     device = CountingDevice(KERNELS, POOL_BYTES, lazy=True, graphs=True, protects=True)
     runner = ConstantsRunner(device)

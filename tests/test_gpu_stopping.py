@@ -12,10 +12,11 @@ import pytest
 from dandelion.backends.gpu import pacing
 from dandelion.backends.gpu.device import Handle
 from dandelion.backends.gpu.host import HostDevice, Memory
-from dandelion.backends.gpu.modules import Modules, Ready
+from dandelion.backends.gpu.modules import Modules
 from dandelion.backends.gpu.opencl_device import OpenClDevice
 from dandelion.backends.gpu.pacing import BRIEF_PARTS, StepTimes
 from dandelion.backends.gpu.plan import Launch, Loop, Plan
+from dandelion.backends.gpu.ready_plans import Ready
 
 import dandelion.blueprint as bp
 from dandelion.errors import BackendUnavailable, Cancelled, TimedOut
@@ -217,7 +218,7 @@ def test_one_disturbance_changes_little() -> None:
 
 def ready_plan(launches: int = 100) -> Ready:
     plan = Plan({}, (), (Loop(launches, (0,)),), launches, 0, {}, 1, 1)
-    steps = [Handle(object())]
+    steps = [Handle(lambda: None)]
     return Ready(plan, "f", None, steps, frozenset(), steps * launches, StepTimes(1, PART_NS))
 
 
@@ -250,7 +251,7 @@ def test_parts_of_the_wrong_size_are_cut_anew_and_ever_more_rarely() -> None:
     ready.ran([100 * PART_NS])
     cuts = []
     for call in range(200):
-        modules.use(ready)
+        modules.use(ready, ())
         cuts.append(len(ready.segments))
         quick = call // 20 % 2 == 0  # the device is shared now and then
         each = [PART_NS // 50 if quick else PART_NS] * 100

@@ -23,6 +23,7 @@ OF_CUDNN = {
 NAMES = [
     *scenario_names(),
     *scenario_names("loops.py"),
+    *scenario_names("open_arguments.py"),
     *(name for name in scenario_names("variables.py") if name not in CUDA_ALONE),
     *(name for name in scenario_names("convolutions.py") if name not in OF_CUDNN),
     *("products_are_right_in_each_type", "products_are_computed_as_they_say"),

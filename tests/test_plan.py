@@ -16,7 +16,7 @@ from dandelion.backends.gpu.plan_cache import PlanCache
 from dandelion.backends.gpu.program import Program, make_program
 
 import dandelion.blueprint as bp
-from dandelion.blueprint.uses import integers_read, is_written_first
+from dandelion.blueprint.uses import integers_planned, integers_read, is_written_first
 from dandelion.data import SetSpec
 from dandelion.errors import InvalidBlueprint, InvalidInput
 from dandelion.function import CodeObject, Function, FunctionSpec
@@ -51,7 +51,7 @@ def test_sizes_launches_and_arguments() -> None:
         block=(32, 2),
         shared_mem_bytes=bp.sizeof(b.cfg),
     )
-    made = planned(b.build(), integers={("cfg", 0): 7, ("cfg", 1): -9})
+    made = planned(b.build(), integers={("cfg", 0): 7})
     (launch,) = launches(made)
     a = Pointer(made.slots["A"].offset_bytes, 1000)
     assert launch.args[:3] == (
@@ -60,7 +60,8 @@ def test_sizes_launches_and_arguments() -> None:
         Pointer(made.slots["B"].offset_bytes, 1000),
     )
     assert launch.args[3:6] == (struct.pack("<q", -3), struct.pack("<f", 0.5), b"abc")
-    assert launch.args[6] == struct.pack("<q", -9)
+    assert (launch.args[6], launch.open_args) == (bytes(8), ((6, 0),))
+    assert made.open_arguments[0].packed(lambda n, i: -9) == struct.pack("<q", -9)
     assert (launch.grid, launch.block, launch.shared_bytes) == ((7, 4, 1), (32, 2, 1), 64)
     assert made.blocks == 28
     assert made.outputs["B"].size_bytes == 1000
@@ -211,10 +212,42 @@ def test_negative_sizes_and_divisors_of_zero_come_from_the_input() -> None:
 def test_values_that_do_not_fit_their_type() -> None:
     b = make()
     b.launch("k", [bp.scalar("u8", b.cfg[0])])
-    assert launches(planned(b.build(), integers={("cfg", 0): 255}))[0].args == (b"\xff",)
+    (argument,) = planned(b.build()).open_arguments
+    assert argument.packed(lambda n, i: 255) == b"\xff"
+    with pytest.raises(InvalidInput) as caught:
+        argument.packed(lambda n, i: 256)
+    assert caught.value.where == "blueprint.control_flow[0].args[0]"
+    b.launch("k", [b.A], grid=b.cfg[0])  # so it is part of the plan
+    made = planned(b.build(), integers={("cfg", 0): 255})
+    assert (launches(made)[0].args, made.open_arguments) == ((b"\xff",), ())
     with pytest.raises(InvalidInput) as caught:
         planned(b.build(), integers={("cfg", 0): 256})
     assert caught.value.where == "blueprint.control_flow[0].args[0]"
+
+
+def test_open_arguments_are_computed_in_each_call() -> None:
+    b = make()
+    n = b.cfg[1]
+    quotient = bp.ceil_div(n * bp.sizeof(b.A) + 4, b.cfg[2])
+    for value in (n, n, quotient, bp.sizeof(b.A)):
+        b.launch("k", [bp.scalar("i32", value), bp.scalar("i64", n)], grid=b.cfg[0])
+    made = planned(b.build(), integers={("cfg", 0): 5})
+    assert [s.open_args for s in launches(made)] == [
+        ((0, 0), (1, 1)), ((0, 0), (1, 1)), ((0, 2), (1, 1)), ((1, 1),),
+    ]  # fmt: skip
+    assert launches(made)[3].args[0] == struct.pack("<i", 1000)
+    numbers = {1: 7, 2: 2}
+    packed = [a.packed(lambda _, i: numbers[i]) for a in made.open_arguments]
+    assert packed == [struct.pack("<i", 7), struct.pack("<q", 7), struct.pack("<i", 3502)]
+    numbers[2] = 0
+    with pytest.raises(InvalidInput, match="divisor is zero") as caught:
+        made.open_arguments[2].packed(lambda _, i: numbers[i])
+    assert caught.value.where == "blueprint.control_flow[2].args[0]"
+    numbers[1] = 2**62
+    with pytest.raises(InvalidInput, match="a product comes to"):
+        made.open_arguments[2].packed(lambda _, i: numbers[i])
+    with pytest.raises(InvalidInput, match="2-th integer of 'cfg', whose item has 16 bytes"):
+        planned(b.build(), {"cfg": 16, "A": 8}, {("cfg", 0): 5})
 
 
 def test_too_many_launches() -> None:
@@ -321,6 +354,7 @@ def test_which_integers_are_read() -> None:
     with b.repeat(b.cfg[0]):
         b.launch("k", [b.A, bp.scalar("i32", b.cfg[1] * 2)], grid=(b.cfg[0], b.cfg[2]))
     assert {i.idx for i in integers_read(b.build())} == {0, 1, 2, 3}
+    assert {i.idx for i in integers_planned(b.build())} == {0, 2, 3}
 
 
 def test_the_cache_depends_on_sizes_and_integers() -> None:

@@ -180,6 +180,10 @@ class Calls:
     wait: Function
     destroy_event: Function
     compiler: Compiler
+    # kernels of graphs with other arguments
+    last_captured: Function  # (stream) -> the node of what it captured last
+    node: Function  # (arguments of `launch`) -> parameters of a node
+    set_node: Function  # (executable graph, node, parameters)
     # of modules whose variables `.code_info` can list
     get_variable: Function = _missing  # (module, name) -> address, bytes
     # memory that other processes map, where `Attributes.exports_memory` says so

@@ -62,7 +62,8 @@ class ChosenPlans:
             made = plan_call(self.plans, program, items, slots, choices)
             if made.used_bytes > self.pool.size_bytes:
                 raise DeviceFull(self.device.name, made.used_bytes, self.pool.size_bytes)
-            ready = self.modules.ready(program, made, call.function.files, resident)
+            values = program.values(made.open_arguments, call.inputs)
+            ready = self.modules.ready(program, made, call.function.files, resident, values)
             return Attempt(
                 made, ready.steps, ready.times, lambda: begin(made, ready.restored),
                 self.words.read, self.pool.clean,

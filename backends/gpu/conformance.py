@@ -202,6 +202,50 @@ def check_forked_graphs(device: Device) -> None:
     device.discard(steps, graph)
 
 
+def check_changed_arguments(device: Device) -> None:
+    """Arguments by value can change, in prepared launches and in graphs, on any lane."""
+    x, y = (put(device, at, np.zeros(64, dtype=np.int32)) for at in (0, 256))
+    shape = ((2, 1, 1), (32, 1, 1))
+
+    def values() -> tuple[int, int]:
+        found = [get(device, at, 64, np.int32) for at in (0, 256)]
+        assert all((f == f[0]).all() for f in found)
+        return int(found[0][0]), int(found[1][0])
+
+    def axpy(target: Pointer, term: int) -> Handle:
+        return prepare(device, "axpy", (target, value("i", 10), value("i", term)), *shape)
+
+    first, second, other = axpy(x, 1), axpy(x, 2), axpy(y, 3)
+    steps = [first, other, second, first]
+    device.launch(steps)
+    assert values() == (121, 3)
+    device.set_argument(first, 2, value("i", 5))
+    device.launch(steps)
+    assert values() == (121525, 33)
+    for forks in (None, Forks((0, 1, 0, 0), ((), (), (), ()))):
+        if forks is not None and device.abilities.graph_lanes < 2:
+            continue
+        put(device, 0, np.zeros(128, dtype=np.int32))
+        graph = device.capture(steps, forks, (0, 1, 3))
+        if graph is None:
+            assert not device.abilities.graphs
+            return
+        device.set_argument(first, 2, value("i", 7))
+        device.set_argument(other, 2, value("i", 8))
+        device.replay(graph)
+        assert values() == (525, 3), "a graph keeps its arguments"
+        device.update(graph, [(0, first), (1, other)])
+        device.replay(graph)
+        assert values() == (525725, 38), "only what was named changes"
+        device.update(graph, [(3, first)])
+        device.replay(graph)
+        device.set_argument(first, 2, value("i", 5))
+        device.set_argument(other, 2, value("i", 3))
+        assert values() == (525725727, 388)
+        device.discard((), graph)
+    device.discard(steps, None)
+
+
 def check_protected_memory(device: Device) -> None:
     """Protected memory begins with zeros, keeps what was copied to it, and kernels can read it."""
     if not device.abilities.protected_memory:
@@ -261,6 +305,7 @@ CHECKS: tuple[Check, ...] = (
     check_marks,
     check_graphs,
     check_forked_graphs,
+    check_changed_arguments,
     check_protected_memory,
     check_unknown_kernel,
     check_reopening,

@@ -1,7 +1,7 @@
 """The device that CUDA and HIP share: one context, one pool, one stream.
 
 All work is asynchronous on one stream, which keeps its order; within a graph launches may run side
-by side (`.cudalike_capture`). A launch is prepared once: its arguments are packed in memory of
+by side (`.cudalike_graphs`). A launch is prepared once: its arguments are packed in memory of
 their own, and launching is one call of the binding. Copies take host buffers as they are, so they
 need no preparation.
 
@@ -17,22 +17,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from dandelion.data import Bytes
 from dandelion.errors import BackendUnavailable, DandelionError, DeviceFault, DeviceFull
 
 from .calls import BROKEN, OUT_OF_MEMORY, Calls, Compiler, Function, LibrarySite
 from .compiling import CodeCache
-from .cudalike_capture import LANES, GraphCapture
 from .cudalike_code import (
     LoadedModule,
     Prepared,
+    PreparedKernel,
     kernel_limits,
     load_module,
     prepare_copy,
     prepare_kernel,
 )
+from .cudalike_graphs import LANES, CapturedGraph, Graphs
 from .cudalike_library import PreparedOperation, libraries, prepare_operation
 from .cudalike_marks import Marks
 from .cudalike_protected import ProtectedMapping, ProtectedMemory
@@ -81,9 +82,8 @@ class CudaLikeDevice(Device):
         self._addresses: dict[int, Any] = {}
         self._registered: list[int] = []
         self._modules: list[LoadedModule] = []
-        self._graphs: list[Any] = []
         self._protected: ProtectedMemory
-        self._captures: GraphCapture
+        self._graphs: Graphs
         self._marks: Marks
         self._library = Libraries({})
 
@@ -144,7 +144,7 @@ class CudaLikeDevice(Device):
             self._protected = ProtectedMemory(self.name, calls, self._ordinal, self._do, self._undo)
             self._stream = self._do("open", calls.create_stream(1))  # waits for no other stream
             self._protected.stream = self._stream
-            self._captures = GraphCapture(calls, self._stream, self._do, self._undo)
+            self._graphs = Graphs(calls, self._stream, self._do, self._undo)
             self._marks = Marks(calls, self._stream, self._do)
             protects = self._trusts_protection and bool(self._attribute("virtual_memory"))
             key = calls.attributes.exports_memory
@@ -160,7 +160,7 @@ class CudaLikeDevice(Device):
             kind = f"{self.backend} {self._do('open', calls.device_name(self._ordinal))}"
             self.measurements = Measurements(kind, self._cache)
             trials = DeviceTrials(
-                self.measurements, calls, self._stream, self._captures, self._do, self._undo,
+                self.measurements, calls, self._stream, self._graphs, self._do, self._undo,
                 lambda: self.trials_until,
             )  # fmt: skip
             self._library = libraries(calls, LibrarySite(self.name, self._stream, trials))
@@ -188,8 +188,8 @@ class CudaLikeDevice(Device):
         calls = self._calls
         if self._stream is not None and self._broken is None:
             self._undo(calls.synchronize, self._stream)
-        for graph in self._graphs:
-            self._undo(calls.destroy_executable, graph)
+        if self._stream is not None:
+            self._graphs.release_all()
         for module in self._modules:
             self._undo(calls.unload_module, module.handle)
         self._protected.close()
@@ -200,7 +200,7 @@ class CudaLikeDevice(Device):
         self._library.close()
         if self._stream is not None:
             self._marks.close(self._undo)
-            self._captures.close()
+            self._graphs.close()
             self._undo(calls.destroy_stream, self._stream)
         self._undo(calls.release, self._ordinal)
         self._forget()
@@ -216,7 +216,7 @@ class CudaLikeDevice(Device):
         self._pool = 0
         self.pool_bytes = 0
         self._addresses.clear()
-        for made in (self._registered, self._modules, self._graphs):
+        for made in (self._registered, self._modules):
             made.clear()
 
     def properties(self) -> Properties:
@@ -387,26 +387,24 @@ class CudaLikeDevice(Device):
             if error:
                 raise self._fail("launch", error)
 
-    def _capture(self, prepared: Sequence[Handle]) -> Handle | None:
-        return self._instantiated(self._captures.chain(lambda: self._launch(prepared)))
+    def _set_argument(self, prepared: Handle, index: int, data: bytes) -> None:
+        assert isinstance(prepared, PreparedKernel)
+        prepared.set_argument(index, data)
 
-    def _capture_forked(self, prepared: Sequence[Handle], forks: Forks) -> Handle | None:
-        return self._instantiated(self._captures.forked(prepared, forks))
+    def _capture(
+        self, prepared: Sequence[Handle], forks: Forks | None, changing: frozenset[int]
+    ) -> Handle | None:
+        launches = cast("Sequence[Prepared]", prepared)
+        made = self._graphs.make(launches, forks, changing)
+        return None if made is None else Handle(made)
 
-    def _instantiated(self, graph: Any) -> Handle | None:
-        calls = self._calls
-        try:
-            executable = self._do("capture", calls.instantiate(graph))
-        except DeviceFull:
-            return None  # launching one by one takes no memory
-        finally:
-            self._undo(calls.destroy_graph, graph)
-        self._graphs.append(executable)
-        self._do("capture", calls.upload(executable, self._stream))
-        return Handle(executable)
+    def _update(self, graph: Handle, changed: Sequence[tuple[int, Handle]]) -> None:
+        assert isinstance(graph, CapturedGraph)
+        self._graphs.update(graph, (place for place, _ in changed))
 
     def _replay(self, graph: Handle) -> None:
-        error = self._calls.replay(graph, self._stream)[0]
+        assert isinstance(graph, CapturedGraph)
+        error = self._calls.replay(graph.executable, self._stream)[0]
         if error:
             raise self._fail("replay", error)
 
@@ -414,9 +412,8 @@ class CudaLikeDevice(Device):
         for item in prepared:
             if isinstance(item, PreparedOperation):
                 item.release()
-        if graph is not None and graph in self._graphs:
-            self._graphs.remove(graph)
-            self._undo(self._calls.destroy_executable, graph)
+        if isinstance(graph, CapturedGraph):
+            self._graphs.release(graph)
 
     def _mark(self) -> Handle | None:
         return Handle(self._marks.mark())

@@ -96,6 +96,17 @@ class Prepared:
     kept: tuple[Any, ...] = ()
 
 
+@dataclass(slots=True, eq=False)
+class PreparedKernel(Prepared):
+    """A launch of a kernel; `pointers` is an array of the addresses of its arguments."""
+
+    pointers: Any = None
+
+    def set_argument(self, index: int, data: bytes) -> None:
+        """Change an argument of the kernel, by value."""
+        ctypes.memmove(self.pointers[index], data, len(data))
+
+
 def load_module(
     calls: Calls,
     code: LoadedCode,
@@ -140,7 +151,7 @@ def prepare_kernel(
     limits: KernelLimits,
     stream: Any,
     do: Do,
-) -> Prepared:
+) -> PreparedKernel:
     """Check a launch against the kernel and the device, and pack its arguments.
 
     Args:
@@ -167,7 +178,7 @@ def prepare_kernel(
     pointers, memory = _packed(values)
     numbers = (*launch.grid, *launch.block, launch.shared_bytes)
     arguments = (kernel.handle, *numbers, stream, ctypes.addressof(pointers), 0)
-    return Prepared(calls.launch, arguments, (pointers, memory))
+    return PreparedKernel(calls.launch, arguments, (memory,), pointers)
 
 
 def prepare_copy(calls: Calls, step: Copy, bases: tuple[int, int], stream: Any) -> Prepared:

@@ -19,8 +19,8 @@ from typing import Any
 from dandelion.errors import DeviceFault, DeviceFull
 
 from .calls import Calls, Way
-from .cudalike_capture import GraphCapture
 from .cudalike_code import Do
+from .cudalike_graphs import Graphs
 from .layout import aligned
 from .measurements import Measurements
 
@@ -51,7 +51,7 @@ class DeviceTrials:
         measurements: Measurements,
         calls: Calls,
         stream: Any,
-        captures: GraphCapture,
+        captures: Graphs,
         do: Do,
         undo: Callable[..., None],
         until: Callable[[], float],

@@ -19,7 +19,8 @@ protected  `allocate_protected`, `fill_protected`, `protect`, `free_protected`: 
            other processes
 code       `load`, `unload`, `variables`, `restore`, `prepare`, `prepare_zero`, `prepare_copy`,
            `lowering`, `prepare_library`
-work       `launch`, `capture`, `replay`, `discard`, `mark`, `wait`, `synchronize`
+work       `launch`, `set_argument`, `capture`, `update`, `replay`, `discard`, `mark`, `wait`,
+           `synchronize`
 ========== ====================================================================================
 """
 
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import ClassVar, NewType
 
 from dandelion.data import Bytes
@@ -272,20 +273,43 @@ class Device(abc.ABC):
         """Launch in order."""
         self._launch(prepared)
 
-    def capture(self, prepared: Sequence[Handle], forks: Forks | None = None) -> Handle | None:
-        """Make one graph of launches; None if the device has no graphs or no room.
+    def capture(
+        self,
+        prepared: Sequence[Handle],
+        forks: Forks | None = None,
+        changing: Collection[int] = (),
+    ) -> Handle | None:
+        """Make one graph of launches; None if the device has no such graphs or no room.
 
         Args:
             prepared: the launches, in an order in which they could be launched one by one.
             forks: which of them may run side by side; None for all in order.
+            changing: places of the launches that `update` may be called for.
         """
         if not self.abilities.graphs:
             return None
-        if forks is None:
-            return self._capture(prepared)
-        if not forks.fit(len(prepared), self.abilities.graph_lanes):
+        if forks is not None and not forks.fit(len(prepared), self.abilities.graph_lanes):
             raise InternalError(f"{self.name}: the forks do not fit {len(prepared)} launches")
-        return self._capture_forked(prepared, forks)
+        return self._capture(prepared, forks, frozenset(changing))
+
+    def set_argument(self, prepared: Handle, index: int, data: bytes) -> None:
+        """Change an argument by value of a prepared launch; graphs stay as they are.
+
+        Args:
+            prepared: made by `prepare`.
+            index: of the argument.
+            data: as many bytes as it had.
+        """
+        self._set_argument(prepared, index, data)
+
+    def update(self, graph: Handle, changed: Sequence[tuple[int, Handle]]) -> None:
+        """Have launches of a graph take the arguments that prepared launches have now.
+
+        Args:
+            graph: which.
+            changed: places, among those that are `changing`, and the launches captured there.
+        """
+        self._update(graph, changed)
 
     def replay(self, graph: Handle) -> None:
         """Launch a graph."""
@@ -375,12 +399,17 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def _launch(self, prepared: Iterable[Handle]) -> None: ...
 
-    def _capture(self, prepared: Sequence[Handle]) -> Handle | None:
+    @abc.abstractmethod
+    def _set_argument(self, prepared: Handle, index: int, data: bytes) -> None: ...
+
+    def _capture(
+        self, prepared: Sequence[Handle], forks: Forks | None, changing: frozenset[int]
+    ) -> Handle | None:
+        """Forks are only given where `Abilities.graph_lanes` says so."""
         return None
 
-    def _capture_forked(self, prepared: Sequence[Handle], forks: Forks) -> Handle | None:
-        """Only called where `Abilities.graph_lanes` says so."""
-        return self._capture(prepared)
+    def _update(self, graph: Handle, changed: Sequence[tuple[int, Handle]]) -> None:
+        raise InternalError(f"{self.name}: it has no graphs")
 
     def _replay(self, graph: Handle) -> None:
         raise InternalError(f"{self.name}: it has no graphs")

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from dandelion.blueprint import Access
 
 from .lowering import LibraryStep
+from .open_arguments import OpenArgument
 from .templates import TemplateLaunch
 
 
@@ -55,7 +56,7 @@ class LaunchDraft:
     """A launch."""
 
     kernel: str
-    args: tuple[PlaceDraft | bytes, ...]
+    args: tuple[PlaceDraft | OpenArgument | bytes, ...]
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int

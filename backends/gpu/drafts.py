@@ -21,6 +21,7 @@ from dandelion.blueprint import (
     Raw,
     Repeat,
     RepeatWhile,
+    Scalar,
     Size,
     Sizeof,
     ZeroBuffer,
@@ -41,6 +42,7 @@ from dandelion.blueprint.records import (
     MAX_LAUNCHES,
     WORD_BYTES,
 )
+from dandelion.blueprint.uses import integers_in, integers_planned, integers_read
 from dandelion.errors import DandelionError, InvalidInput
 
 from .draft_records import (
@@ -56,6 +58,7 @@ from .draft_records import (
     ZeroDraft,
 )
 from .lowering import Lowering, accesses
+from .open_arguments import OpenArgument
 from .sizes import Sizes
 from .templates import TemplateLaunch
 
@@ -93,6 +96,7 @@ class Drafts:
         self.words: list[tuple[str, int]] = []
         self._sizes = sizes
         self._access = {k.name: k.access for k in config.kernels}
+        self._open = frozenset(integers_read(config)).difference(integers_planned(config))
         where = "blueprint.control_flow"
         self.program, self.launches = self._actions(where, config.blueprint.control_flow)
         if self.launches > MAX_LAUNCHES:
@@ -251,12 +255,16 @@ class Drafts:
         accesses = self._accesses(action)
         return LaunchDraft(action.kernel, args, (gx, gy, gz), (bx, by, bz), shared, accesses)
 
-    def _argument(self, where: str, index: int, argument: Argument) -> PlaceDraft | bytes:
+    def _argument(
+        self, where: str, index: int, argument: Argument
+    ) -> PlaceDraft | OpenArgument | bytes:
         at = f"{where}.args[{index}]"
         if isinstance(argument, Ptr):
             return self._place(at, argument)
         if isinstance(argument, Raw):
             return argument.data
+        if self._open and self._is_open(argument):
+            return OpenArgument(self._reduced(at, argument), at)
         size = Absolute(0) if isinstance(argument.value, int | float) else argument.value
         value = (
             argument.value
@@ -268,6 +276,17 @@ class Drafts:
             message = f"it comes to {value}, which is no {argument.dtype.value}"
             raise self._sizes.error(at, size, message)
         return packed
+
+    def _is_open(self, argument: Scalar) -> bool:
+        """Tell whether an argument reads an integer that plans do not depend on."""
+        if isinstance(argument.value, int | float):
+            return False
+        return not self._open.isdisjoint(integers_in(argument.value))
+
+    def _reduced(self, where: str, argument: Scalar) -> Scalar:
+        assert not isinstance(argument.value, int | float)
+        size = self._sizes.reduced(where, argument.value, self._open)
+        return Scalar(argument.dtype, size)
 
     def _place(self, where: str, argument: Ptr) -> PlaceDraft:
         if argument.offset == Absolute(0):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -47,6 +47,43 @@ class _Protected:
         part = self.data[pointer.offset_bytes : pointer.offset_bytes + pointer.size_bytes]
         part.flags.writeable = self.protection is Protection.WRITE
         return part
+
+
+@dataclass(slots=True, eq=False)
+class _Launch:
+    """A launch that is prepared; its arguments may change."""
+
+    kernel: HostKernel
+    launch: Launch
+    memory: Memory
+    constants: _Protected | None
+
+    def __call__(self) -> None:
+        self.kernel(self.launch, *map(self._argument, self.launch.args))
+
+    def _argument(self, argument: Pointer | bytes) -> Any:
+        if not isinstance(argument, Pointer):
+            return argument
+        if argument.constant:
+            assert self.constants is not None
+            return self.constants.view(argument)
+        return self.memory[argument.offset_bytes : argument.offset_bytes + argument.size_bytes]
+
+
+@dataclass(slots=True, eq=False)
+class _Graph:
+    """What is launched, by its place among what was captured."""
+
+    work: dict[int, Callable[[], None]]
+    changing: frozenset[int]
+
+
+def _as_it_is(prepared: Handle) -> Callable[[], None]:
+    """Give the work of a launch with the arguments that it has now."""
+    if isinstance(prepared, _Launch):
+        return replace(prepared)
+    assert callable(prepared)
+    return prepared
 
 
 class HostDevice(Device):
@@ -201,17 +238,14 @@ class HostDevice(Device):
         if kernel is None:
             problem = Problem("unknown-kernel", f"no kernel '{symbol}'", f"kernels.{symbol}")
             raise InvalidBlueprint((problem,))
-        memory = self._memory()
+        assert constants is None or isinstance(constants, _Protected)
+        return Handle(_Launch(kernel, launch, self._memory(), constants))
 
-        def value(argument: Pointer | bytes) -> Any:
-            if not isinstance(argument, Pointer):
-                return argument
-            if argument.constant:
-                assert isinstance(constants, _Protected)
-                return constants.view(argument)
-            return memory[argument.offset_bytes : argument.offset_bytes + argument.size_bytes]
-
-        return Handle(lambda: kernel(launch, *map(value, launch.args)))
+    def _set_argument(self, prepared: Handle, index: int, data: bytes) -> None:
+        assert isinstance(prepared, _Launch)
+        args = list(prepared.launch.args)
+        args[index] = data
+        prepared.launch = replace(prepared.launch, args=tuple(args))
 
     def lowering(self) -> Lowering:
         return Lowering(self._library)
@@ -250,20 +284,27 @@ class HostDevice(Device):
 
     def _launch(self, prepared: Iterable[Handle]) -> None:
         for work in prepared:
-            assert callable(work)
-            self._do(work)
+            self._do(_as_it_is(work))
 
-    def _capture(self, prepared: Sequence[Handle]) -> Handle | None:
+    def _capture(
+        self, prepared: Sequence[Handle], forks: Forks | None, changing: frozenset[int]
+    ) -> Handle | None:
         self.graphs += 1
-        return Handle(tuple(prepared))
+        if forks is not None:
+            self.forked.append(forks)
+        order = range(len(prepared)) if forks is None else forks.last_first()
+        return Handle(_Graph({place: _as_it_is(prepared[place]) for place in order}, changing))
 
-    def _capture_forked(self, prepared: Sequence[Handle], forks: Forks) -> Handle | None:
-        self.forked.append(forks)
-        return self._capture([prepared[place] for place in forks.last_first()])
+    def _update(self, graph: Handle, changed: Sequence[tuple[int, Handle]]) -> None:
+        assert isinstance(graph, _Graph)
+        for place, prepared in changed:
+            assert place in graph.changing
+            graph.work[place] = _as_it_is(prepared)
 
     def _replay(self, graph: Handle) -> None:
-        assert isinstance(graph, tuple)
-        self._launch(graph)
+        assert isinstance(graph, _Graph)
+        for work in tuple(graph.work.values()):
+            self._do(work)
 
     def _discard(self, prepared: Sequence[Handle], graph: Handle | None) -> None:
         if graph is not None:

@@ -10,9 +10,10 @@ from dandelion.driver import InstanceSets
 
 from .adaptive_wait import AdaptiveWait
 from .layout import aligned
-from .modules import Ready
+from .open_arguments import OpenArgument
 from .plan import Plan
 from .program import Program
+from .ready_plans import Ready
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +30,7 @@ class KnownCall:
         refused: they were, but the device did not take them.
         words: the offsets of words in the pool that say whether outputs are there.
         decided: for each of these words, the positions of the outputs.
+        open_arguments: arguments by value that each of them gives.
         waiting: how such calls are waited for.
         candidates: the key of its alternatives, until they were measured.
     """
@@ -42,6 +44,7 @@ class KnownCall:
     refused: bool
     words: tuple[int, ...] = ()
     decided: tuple[tuple[int, ...], ...] = ()
+    open_arguments: tuple[OpenArgument, ...] = ()
     waiting: AdaptiveWait = field(default_factory=AdaptiveWait)
     candidates: str = ""
 
@@ -78,5 +81,5 @@ def known_call(
     )
     return KnownCall(
         program, ready, tuple(copies), tuple(results), end, keep, refused, words, decided,
-        candidates=candidates,
+        plan.open_arguments, candidates=candidates,
     )  # fmt: skip

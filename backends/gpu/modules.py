@@ -1,10 +1,10 @@
 """Modules that are loaded on a device, and plans that are ready to run there.
 
 A module is known by the digest of its content, so functions that share a library share the module.
-A plan is ready once each of its launches is prepared. Its first call measures them; from the second
-one on it runs as a graph where the device has graphs: one graph if it is brief, else one for each
-part (see `.pacing`, `.graph_parts`). Both caches are bounded; with a module its ready plans are
-dropped.
+A plan is ready (`.ready_plans`) once each of its launches is prepared. Its first call measures
+them; from the second one on it runs as a graph where the device has graphs: one graph if it is
+brief, else one for each part (see `.pacing`, `.graph_parts`). Both caches are bounded; with a
+module its ready plans are dropped.
 
 A module with variables of its own would carry data from one call to the next. Where the device can
 restore them, the pool has that done for each call, and launches are not put side by side. Any other
@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from dandelion.blueprint.uses import symbol_of
 from dandelion.data import Bytes
@@ -26,12 +26,14 @@ from dandelion.function import Digest
 
 from .constants import ResidentConstants
 from .device import Device, Handle, Variables
-from .graph_parts import GraphPart, Width, graph_parts
+from .graph_parts import Width, graph_parts
 from .local_memory import with_local_memory
-from .pacing import BRIEF_PARTS, PART_NS, StepTimes
+from .open_arguments import Values
+from .pacing import PART_NS, StepTimes
 from .plan import Plan
-from .prepared_steps import prepare_steps
+from .prepared_steps import prepare_steps, with_values
 from .program import Program
+from .ready_plans import Ready, Segment
 from .sections import ReadyRound, Round, Section, section_plan, sections_of, straight
 from .source import LoadedCode, choose, code_of
 
@@ -41,101 +43,11 @@ GRAPH_LAUNCHES = 20_000
 LISTED_LAUNCHES = 100_000
 """Plans with more launches are unrolled while they run."""
 
-
 MODULES = 256
 """So many modules are kept; what is loaded again for each call takes milliseconds."""
 
 PLANS, PLANNED_LAUNCHES = 256, 200_000
 """So many plans are kept ready, with so many launches in all: these take memory."""
-
-_TOLERATED = 3
-"""So many calls in a row must show that the parts have the wrong size before they are cut anew."""
-_TOLERATED_MOST = 1024
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Segment:
-    """A part that is captured as one graph."""
-
-    part: GraphPart
-    graph: Handle
-
-
-@dataclass(slots=True, eq=False)
-class Ready:
-    """A plan on a device.
-
-    Attributes:
-        plan: which.
-        identity: of its function.
-        resident: constants that its launches point to.
-        steps: prepared, by the indices of the plan.
-        modules: digests of the modules in use.
-        order: prepared steps in the order of execution, if they are not too many.
-        times: how long each step takes.
-        own: modules that are loaded for this call alone.
-        restored: modules whose variables are restored.
-        brief: its calls are short: they are not cut into parts.
-        segments: what was captured.
-        graph: of all steps, if it is brief and was captured.
-        capture_due: it is to be captured, or anew, before its next call.
-        dropped: it cannot run any more.
-        sections: of a plan with loops that look at a word, which are what runs then.
-    """
-
-    plan: Plan
-    identity: str
-    resident: ResidentConstants | None
-    steps: list[Handle]
-    modules: frozenset[Digest]
-    order: list[Handle] | None
-    times: StepTimes
-    own: list[Handle] = field(default_factory=list)
-    restored: tuple[Handle, ...] = ()
-    brief: bool = False
-    segments: tuple[Segment, ...] = ()
-    graph: Handle | None = None
-    capture_due: bool = False
-    dropped: bool = False
-    sections: tuple[Ready | ReadyRound, ...] = ()
-    _measured: bool = False
-    _misfits: int = 0
-    _tolerated: int = _TOLERATED
-
-    @property
-    def launches(self) -> int:
-        """How many it has prepared and listed."""
-        return max(len(self.steps), len(self.order or ()))
-
-    def took_long(self) -> None:
-        """A call that was brief was not; the next one is measured."""
-        if self.plan.launches > 1:
-            self.brief = False
-            self.graph = None
-
-    def ran(self, took_ns: Sequence[int]) -> None:
-        """Decide from how long each part of a call took how the next calls run."""
-        total_ns, brief_ns = sum(took_ns), BRIEF_PARTS * self.times.part_ns
-        short = total_ns <= brief_ns or self.plan.launches == 1
-        if not self.segments:
-            self.brief = short and self.order is not None
-            self.capture_due = not self._measured
-            self._measured = True
-            return
-        self.brief = short and len(self.segments) == 1
-        self.graph = self.segments[0].graph if self.brief else None
-        count = len(self.segments)
-        too_small = count > 1 and (short or total_ns < count * self.times.part_ns / 3)
-        too_large = any(
-            took > brief_ns and len(segment.part.steps) > 1
-            for took, segment in zip(took_ns, self.segments, strict=True)
-        )
-        self._misfits = self._misfits + 1 if too_small or too_large else 0
-        if self._misfits >= self._tolerated:
-            self._misfits = 0
-            self._tolerated = min(2 * self._tolerated, _TOLERATED_MOST)
-            self.capture_due = True
-            self.brief = short
 
 
 class Modules:
@@ -171,8 +83,16 @@ class Modules:
         plan: Plan,
         files: Mapping[str, Bytes],
         resident: ResidentConstants | None = None,
+        values: Values = (),
     ) -> Ready:
         """Give a plan that is ready to run, loading and preparing what is missing.
+
+        Args:
+            program: of the function.
+            plan: which.
+            files: of the function.
+            resident: constants that its launches point to.
+            values: of the call, by the indices of `Plan.open_arguments`.
 
         Raises:
             InvalidBlueprint: no file of a module runs here, or a kernel is not what it should be.
@@ -183,10 +103,10 @@ class Modules:
         if found is None:
             try:
                 try:
-                    found = self._make(program, plan, files, resident)
+                    found = self._make(program, plan, files, resident, values)
                 except DeviceFull:  # there may be room without what others use
                     self._drop_all()
-                    found = self._make(program, plan, files, resident)
+                    found = self._make(program, plan, files, resident, values)
             except BaseException:
                 self._trim_modules(frozenset())  # those that were loaded before it failed
                 raise
@@ -196,12 +116,13 @@ class Modules:
                 return found
             self._ready[plan] = found
             self._trim(found)
-        self.use(found)
+        self.use(found, values)
         return found
 
-    def use(self, ready: Ready) -> None:
-        """Note that a plan is about to run; capture it when that is due."""
+    def use(self, ready: Ready, values: Values) -> None:
+        """Note that a plan is about to run with these values; capture it when that is due."""
         self._ready.move_to_end(ready.plan)
+        ready.set_values(self._device, values)
         self.prepare(ready)
 
     def prepare(self, ready: Ready) -> None:
@@ -220,14 +141,16 @@ class Modules:
         if parts == [segment.part for segment in ready.segments]:
             return
         self._discard_graphs(ready)
+        open_steps = ready.open_steps()
         made: list[Segment] = []
         try:
             for part in parts:
                 prepared = [ready.steps[index] for index in part.steps]
-                graph = self._device.capture(prepared, part.forks)
+                changing = [place for place, index in enumerate(part.steps) if index in open_steps]
+                graph = self._device.capture(prepared, part.forks, changing)
                 if graph is None:
                     break
-                made.append(Segment(part, graph))
+                made.append(Segment(part, graph, tuple(changing)))
         finally:
             ready.segments = tuple(made)
             if len(made) < len(parts):  # it is launched step by step, as before
@@ -274,6 +197,7 @@ class Modules:
         plan: Plan,
         files: Mapping[str, Bytes],
         resident: ResidentConstants | None,
+        values: Values,
     ) -> Ready:
         used = {k.name: k for k in program.config.kernels}
         wanted = {getattr(step, "kernel", "") for step in plan.steps} - {""}
@@ -301,7 +225,7 @@ class Modules:
                 table[name] = (loaded[kernel.module][0], symbol_of(kernel))
             memory = None if resident is None else resident.memory
             needed = {name: shared[k.module] for name, k in used.items() if name in table}
-            launches = with_local_memory(plan.steps, needed)
+            launches = with_values(with_local_memory(plan.steps, needed), values)
             steps = prepare_steps(self._device, launches, table, memory)
         except BaseException:
             for handle in own:
@@ -316,7 +240,9 @@ class Modules:
                 if self._device.variables(module) is Variables.RESTORED
             }.values()
         )
-        made = Ready(plan, program.identity, resident, steps, digests, None, times, own, restored)
+        made = Ready(
+            plan, program.identity, resident, steps, digests, None, times, values, own, restored
+        )
         if plan.words:
             made.sections = _sections(made, sections_of(plan.program))
         else:

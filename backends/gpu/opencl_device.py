@@ -302,6 +302,10 @@ class OpenClDevice(Device):
         size = tuple(g * b for g, b in zip(launch.grid, launch.block, strict=True))
         return Handle(_Prepared(kernel, arguments, size, launch.block))
 
+    def _set_argument(self, prepared: Handle, index: int, data: bytes) -> None:
+        assert isinstance(prepared, _Prepared)
+        prepared.arguments[index] = prepared.arguments[index][0], data
+
     def _arguments(
         self, kernel: Any, symbol: str, launch: Launch, constants: Handle | None
     ) -> list[tuple[Any, Any]]:

@@ -1,9 +1,10 @@
 """Plans: what a call of a blueprint will do, worked out before it runs and without a device.
 
-A plan is a function of the blueprint, the inputs' sizes and the integers that `FromInput` reads.
-It says where in the buffer pool each buffer lies, what is launched with which arguments, and how
-large everything is. The n-th call of a plan uses the same offsets as the first, so a device can
-prepare its launches once, or capture them as a graph.
+A plan is a function of the blueprint, the inputs' sizes and the integers that sizes read; what only
+goes to kernels by value is open in it, see `.open_arguments`. It says where in the buffer pool each
+buffer lies, what is launched with which arguments, and how large everything is. The n-th call of a
+plan uses the same offsets as the first, so a device can prepare its launches once, or capture them
+as a graph.
 
 Repeats stay compact: `Plan.steps` holds each launch of the blueprint once, `Plan.program` says
 in which order, with loops.
@@ -38,6 +39,7 @@ from .draft_records import (
 from .drafts import Drafts, check_word
 from .layout import Lifetime, Slot, aligned, is_shared, place, used_bytes
 from .lowering import LibraryStep, Lowering
+from .open_arguments import OpenArgument
 from .plan_html import StepRow, plan_html
 from .sizes import ReadInteger, Sizes
 from .templates import PREFIX, Template, TemplateLaunch
@@ -60,9 +62,13 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel launch. Arguments by value are packed as the kernel gets them.
+    """One kernel launch.
 
-    `access` is what is declared of the kernel's parameters; it may be shorter than `args`.
+    Attributes:
+        args: those by value are packed as the kernel gets them.
+        access: what is declared of the kernel's parameters; it may be shorter than `args`.
+        open_args: of those by value, which each call gives: the position in `args`, where there
+            are only bytes of its size, and the index in `Plan.open_arguments`.
     """
 
     kernel: str
@@ -71,6 +77,7 @@ class Launch:
     block: tuple[int, int, int]
     shared_bytes: int = 0
     access: tuple[Access, ...] = ()
+    open_args: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +131,7 @@ class Plan:
         outputs: the slots that are copied out, by name, in the order of the blueprint.
         blocks, block_threads: of the launch that has most threads.
         groups: the candidates, with the steps of the chosen alternatives.
+        open_arguments: arguments by value that each call gives.
         words: offsets of the words that loops look at, by the buffer's name.
         present_if: for outputs that may be absent, the offset of the word that is zero then.
     """
@@ -140,6 +148,7 @@ class Plan:
     words: Mapping[str, int] = field(default_factory=dict)
     present_if: Mapping[str, int] = field(default_factory=dict)
     groups: tuple[CandidateGroup, ...] = ()
+    open_arguments: tuple[OpenArgument, ...] = ()
     twin: Plan | None = None
 
     def with_twin(self, others: Iterable[Plan]) -> Plan:
@@ -238,6 +247,7 @@ class _Planner:
             self.sizes.buffer(name)
         self.drafts = Drafts(config, self.sizes, lowering, choices)
         self.templates: dict[str, Template] = {}
+        self.open_arguments: dict[OpenArgument, int] = {}  # their indices
         for name, word in body.present_if.items():
             check_word(f"blueprint.present_if.{name}", word, self.sizes)
 
@@ -280,7 +290,7 @@ class _Planner:
         present = {n: slots[word].offset_bytes for n, word in self.body.present_if.items()}
         return Plan(
             slots, tuple(steps), program, count, used, outputs, blocks, threads, self.templates,
-            words, present, tuple(drafts.groups),
+            words, present, tuple(drafts.groups), tuple(self.open_arguments),
         )  # fmt: skip
 
     def step(self, draft: Draft, slots: Mapping[str, Slot]) -> Step:
@@ -293,12 +303,21 @@ class _Planner:
             return Zero(slot.offset_bytes, aligned(slot.size_bytes))
         if isinstance(draft, OperationDraft):
             return self.operation(draft.step, slots)
-        args = tuple(
-            a if isinstance(a, bytes) else self.pointer(a.buffer, slots, a.offset_bytes)
-            for a in draft.args
-        )
-        ways = self.access.get(draft.kernel, ())
-        return Launch(draft.kernel, args, draft.grid, draft.block, draft.shared_bytes, ways)
+        args: list[Pointer | bytes] = []
+        open_args: list[tuple[int, int]] = []
+        for argument in draft.args:
+            if isinstance(argument, OpenArgument):
+                index = self.open_arguments.setdefault(argument, len(self.open_arguments))
+                open_args.append((len(args), index))
+                args.append(argument.unset)
+            elif isinstance(argument, bytes):
+                args.append(argument)
+            else:
+                args.append(self.pointer(argument.buffer, slots, argument.offset_bytes))
+        return Launch(
+            draft.kernel, tuple(args), draft.grid, draft.block, draft.shared_bytes,
+            self.access.get(draft.kernel, ()), tuple(open_args),
+        )  # fmt: skip
 
     def operation(self, step: LibraryStep | TemplateLaunch, slots: Mapping[str, Slot]) -> Step:
         if isinstance(step, LibraryStep):

@@ -1,4 +1,4 @@
-"""Plans by function, input sizes and the integers read: a call of a known shape is a lookup."""
+"""Plans by function, input sizes and integers: a call of a known shape is a lookup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Key: TypeAlias = tuple[object, ...]
 
 
 class PlanCache:
-    """Plans by function, input sizes and integers read; the least recently used go first.
+    """Plans by function, input sizes and integers; the least recently used go first.
 
     Args:
         capacity: how many plans are kept.
@@ -59,7 +59,7 @@ class PlanCache:
 
         Args:
             identity: digest of the function; equal identity means an equal `config`.
-            integers: see `integers_read`.
+            integers: see `integers_planned`.
             config, input_sizes, read_integer, resident, choices: as for `plan`.
         """
         numbers = tuple(

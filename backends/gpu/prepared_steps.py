@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from .device import Device, Handle
-from .plan import Copy, LibraryCall, Step, Zero
+from .open_arguments import Values
+from .plan import Copy, Launch, LibraryCall, Step, Zero
+
+
+def with_values(steps: Sequence[Step], values: Values) -> Sequence[Step]:
+    """Put the values of a call in the place of open arguments.
+
+    Args:
+        steps: of a plan.
+        values: by the indices of `Plan.open_arguments`.
+    """
+    return [_with_values(step, values) for step in steps] if values else steps
+
+
+def _with_values(step: Step, values: Values) -> Step:
+    if not isinstance(step, Launch) or not step.open_args:
+        return step
+    args = list(step.args)
+    for position, index in step.open_args:
+        args[position] = values[index]
+    return replace(step, args=tuple(args))
 
 
 def prepare_steps(

@@ -6,12 +6,12 @@ import functools
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from dandelion.blueprint import FromInput, GpuConfig, parse_blueprint
-from dandelion.blueprint.uses import integers_read, with_access, written_buffers
+from dandelion.blueprint.uses import integers_planned, with_access, written_buffers
 from dandelion.data import Bytes, Item
 from dandelion.driver import InstanceSets
 from dandelion.errors import InternalError, InvalidBlueprint, InvalidInput, Problem, nearest
@@ -19,6 +19,7 @@ from dandelion.function import Digest, Function, FunctionSpec
 
 from .draft_records import Choices
 from .layout import Slot, aligned
+from .open_arguments import OpenArgument, Values
 from .plan import Plan
 from .plan_cache import PlanCache
 
@@ -62,7 +63,7 @@ class Program:
     constants_key: ConstantsKey
 
     def signature(self, inputs: InstanceSets) -> Signature:
-        """Give all that the plan of a call depends on: sizes, and integers that are inside.
+        """Give all that the plan of a call depends on: sizes, and integers that sizes read.
 
         Static sets never change, so their sizes say nothing.
 
@@ -85,6 +86,25 @@ class Program:
             inside = offset + 8 <= item.size_bytes
             found.append(_INTEGER.unpack_from(item.data, offset)[0] if inside else None)
         return tuple(found)
+
+    def values(self, arguments: Sequence[OpenArgument], inputs: InstanceSets) -> Values:
+        """Give the values of open arguments in a call, whose sets `signature` has accepted.
+
+        Raises:
+            InvalidInput: one of them does not fit its type.
+        """
+        if not arguments:
+            return ()
+        positions = dict(self.inputs)
+
+        def read(name: str, index: int) -> int:
+            item_set = inputs[positions[name]]
+            if item_set is None:
+                raise InternalError(f"{self.function}: no integer can be read")
+            value: int = _INTEGER.unpack_from(item_set.items[0].data, index * 8)[0]
+            return value
+
+        return tuple([argument.packed(read) for argument in arguments])
 
     def items(self, inputs: InstanceSets) -> dict[str, Item]:
         """Give the item of each input buffer.
@@ -167,7 +187,7 @@ class _Code:
 def _code(main: bytes, files: tuple[tuple[str, bytes], ...]) -> _Code:
     named = dict(files)
     config = with_access(parse_blueprint(main, named), named)
-    return _Code(config, integers_read(config), frozenset(written_buffers(config)))
+    return _Code(config, integers_planned(config), frozenset(written_buffers(config)))
 
 
 def _frozen(files: Mapping[str, Bytes]) -> tuple[tuple[str, bytes], ...]:

@@ -26,8 +26,8 @@ from .device import Device
 from .draft_records import Loop, Program
 
 if TYPE_CHECKING:
-    from .modules import Ready
     from .plan import Plan
+    from .ready_plans import Ready
 
 
 @dataclass(frozen=True, slots=True)

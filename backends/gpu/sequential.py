@@ -13,9 +13,10 @@ zero        the used range of the pool is zeroed, and variables of modules get t
             values, after the outputs were handed over
 =========== ==================================================================================
 
-A call whose function, sizes and integers were seen before is `KnownCall`: everything about it is
-computed already, and it only has to be launched. This order keeps the device busy while Python
-works: the context of the outputs is acquired while the kernels run.
+A call whose function, sizes and integers that sizes read were seen before is `KnownCall`:
+everything about it is computed already but the integers that go to kernels by value, and it only
+has to be launched. This order keeps the device busy while Python works: the context of the outputs
+is acquired while the kernels run.
 
 On an asynchronous device the stages before the wait only measure how long launching took; with
 `exact_stages` the engine waits after each stage, which costs time but measures the work itself.
@@ -48,11 +49,12 @@ from .chosen_plans import ChosenPlans
 from .constants import LEAST_BYTES, UNIT_BYTES, DeviceConstants, WeightsLimit
 from .device import Device
 from .known_calls import KnownCall, known_call
-from .modules import PLANS, Modules, Ready
+from .modules import PLANS, Modules
 from .pacing import BRIEF_PARTS, PART_NS, Pacer
 from .plan_cache import PlanCache
 from .pool import BufferPool
 from .program import Program, ProgramCache, Signature, plan_call
+from .ready_plans import Ready
 from .sections import SectionRunner, WordReader
 
 
@@ -243,7 +245,8 @@ class SequentialEngine(Engine):
             open_ = known.candidates
             if not (open_ and self._chooser.has_time(open_, call.left_s())):
                 self._known.move_to_end(key)
-                self.modules.use(known.ready)
+                values = program.values(known.open_arguments, call.inputs)
+                self.modules.use(known.ready, values)
                 return known
         known = self._learn(program, call)
         if not known.ready.own:
@@ -269,7 +272,8 @@ class SequentialEngine(Engine):
         if plan.groups:
             check = functools.partial(self._check, call)
             plan, key = self._chosen.plan(program, call, items, plan, resident, check)
-        ready = self.modules.ready(program, plan, call.function.files, resident)
+        values = program.values(plan.open_arguments, call.inputs)
+        ready = self.modules.ready(program, plan, call.function.files, resident, values)
         refused = keep and resident is None and bool(program.constants)
         return known_call(program, plan, ready, keep, refused, key)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import TypeAlias
 
 from dandelion.blueprint import (
@@ -19,10 +19,46 @@ from dandelion.blueprint import (
 )
 from dandelion.blueprint.numbers import BATCH, constant, named_in, product
 from dandelion.blueprint.records import MAX_BYTES, MAX_LAUNCHES
-from dandelion.errors import DandelionError, InvalidBlueprint, InvalidInput, Problem
+from dandelion.errors import (
+    DandelionError,
+    InternalError,
+    InvalidBlueprint,
+    InvalidInput,
+    Problem,
+)
 
 ReadInteger: TypeAlias = Callable[[str, int], int]
 """Gives the idx-th i64 of an input; it is only asked for integers that are inside."""
+
+Fail: TypeAlias = Callable[[str, Size, str], DandelionError]
+"""Makes the error of an impossible size, of its place, the size and what is wrong."""
+
+
+def evaluated(where: str, size: Size, leaf: Callable[[Size], int], fail: Fail) -> int:
+    """Evaluate a size.
+
+    Args:
+        where: for errors.
+        size: of numbers, sums, products, quotients and others.
+        leaf: gives the value of others.
+        fail: makes the error that is raised.
+    """
+    match size:
+        case Absolute(value):
+            return value
+        case Add(terms):
+            return sum(evaluated(where, t, leaf, fail) for t in terms)
+        case Mul(factors):
+            found = product(evaluated(where, factor, leaf, fail) for factor in factors)
+            if abs(found) > 2**63:
+                raise fail(where, size, f"a product comes to {found}")
+            return found
+        case CeilDiv(dividend, divisor):
+            lower = evaluated(where, divisor, leaf, fail)
+            if lower == 0:
+                raise fail(where, size, "the divisor is zero")
+            return -(-evaluated(where, dividend, leaf, fail) // lower)
+    return leaf(size)
 
 
 class Sizes:
@@ -95,37 +131,44 @@ class Sizes:
         return max(self.buffer(name), self._padded.get(name, 0))
 
     def value(self, where: str, size: Size) -> int:
+        """Evaluate a size."""
+        return evaluated(where, size, lambda leaf: self._leaf(where, leaf), self.error)
+
+    def _leaf(self, where: str, size: Size) -> int:
         match size:
-            case Absolute(value):
-                return value
             case Sizeof(buffer):
                 return self.buffer(buffer)
             case FromInput():
-                return self.integer(where, size)
+                self._check_integer(where, size)
+                return self._read(size.bufname, size.idx)
             case Elements(buffer, dtype):
                 return self.buffer(buffer) // dtype.size_bytes
             case ByBatch(value, even):
                 return value * (-(-self.batch() // 2) if even else self.batch())
+        raise InternalError(f"{where}: {type(size).__name__} is no size")
+
+    def reduced(self, where: str, size: Size, open_: Container[FromInput]) -> Size:
+        """Put numbers in the place of all but some integers, which other calls may replace.
+
+        Args:
+            where: for errors.
+            size: with such an integer, or without.
+            open_: integers that stay.
+        """
+        match size:
+            case FromInput() if size in open_:
+                self._check_integer(where, size)
+                return size
             case Add(terms):
-                return sum(self.value(where, t) for t in terms)
+                return Add(tuple(self.reduced(where, t, open_) for t in terms))
             case Mul(factors):
-                numbers = (self.value(where, factor) for factor in factors)
-                return self.bounded(where, size, product(numbers))
+                return Mul(tuple(self.reduced(where, f, open_) for f in factors))
             case CeilDiv(dividend, divisor):
-                return self.quotient(where, size, dividend, divisor)
+                upper, lower = (self.reduced(where, s, open_) for s in (dividend, divisor))
+                return CeilDiv(upper, lower)
+        return Absolute(self.value(where, size))
 
-    def quotient(self, where: str, size: Size, dividend: Size, divisor: Size) -> int:
-        lower = self.value(where, divisor)
-        if lower == 0:
-            raise self.error(where, size, "the divisor is zero")
-        return -(-self.value(where, dividend) // lower)
-
-    def bounded(self, where: str, size: Size, value: int) -> int:
-        if abs(value) > 2**63:
-            raise self.error(where, size, f"a product comes to {value}")
-        return value
-
-    def integer(self, where: str, size: FromInput) -> int:
+    def _check_integer(self, where: str, size: FromInput) -> None:
         have = self._inputs[size.bufname]
         if (size.idx + 1) * 8 > have:
             raise InvalidInput(
@@ -133,7 +176,6 @@ class Sizes:
                 f"it reads the {size.idx}-th integer of '{size.bufname}', "
                 f"whose item has {have} bytes, room for {have // 8}",
             )
-        return self._read(size.bufname, size.idx)
 
     def batch(self) -> int:
         if self._batch is None:

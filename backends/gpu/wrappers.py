@@ -128,13 +128,19 @@ class FailingDevice(Device):
         self._count("launch")
         self.inner.launch(prepared)
 
-    def _capture(self, prepared: Sequence[Handle]) -> Handle | None:
-        self._count("capture")
-        return self.inner.capture(prepared)
+    def _set_argument(self, prepared: Handle, index: int, data: bytes) -> None:
+        self._count("set_argument")
+        self.inner.set_argument(prepared, index, data)
 
-    def _capture_forked(self, prepared: Sequence[Handle], forks: Forks) -> Handle | None:
+    def _capture(
+        self, prepared: Sequence[Handle], forks: Forks | None, changing: frozenset[int]
+    ) -> Handle | None:
         self._count("capture")
-        return self.inner.capture(prepared, forks)
+        return self.inner.capture(prepared, forks, changing)
+
+    def _update(self, graph: Handle, changed: Sequence[tuple[int, Handle]]) -> None:
+        self._count("update")
+        self.inner.update(graph, changed)
 
     def _replay(self, graph: Handle) -> None:
         self._count("replay")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeAlias
 
 from dandelion.blueprint.numbers import constant, launch_numbers
 from dandelion.blueprint.operation_parts import buffers, sizes
@@ -33,6 +34,7 @@ from dandelion.blueprint.signatures import signatures
 from dandelion.data import Bytes
 
 _TEXT_PROBE_BYTES = 1024
+_Number: TypeAlias = int | float
 
 
 def symbol_of(kernel: Kernel) -> str:
@@ -179,44 +181,59 @@ def optional_kernels(config: GpuConfig) -> set[str]:
 
 
 def integers_read(config: GpuConfig) -> tuple[FromInput, ...]:
-    """List the integers that plans of a blueprint depend on, each once."""
-    found: dict[FromInput, None] = {}
+    """List the integers that a blueprint reads, each once."""
+    return _integers(size for size, _ in _sizes_in(config))
 
-    def look(size: Size) -> None:
-        match size:
-            case FromInput():
-                found[size] = None
-            case Add(parts) | Mul(parts):
-                for part in parts:
-                    look(part)
-            case CeilDiv(dividend, divisor):
-                look(dividend)
-                look(divisor)
 
-    def act(actions: tuple[Action, ...]) -> None:
-        for action in actions:
-            if isinstance(action, Repeat | RepeatWhile):
-                look(action.times)
-            if isinstance(action, Choose):
-                for size in (*action.sizes, *(s for c in action.cases for s in c.padded.values())):
-                    look(size)
-            for _, inner in inner_lists(action):
-                act(inner)
-            if isinstance(action, Gemm | Conv2d):
-                for _, size, _, _ in sizes(action):
-                    look(size)
-            if not isinstance(action, ExecKernel):
-                continue
-            for argument in action.args:
-                if isinstance(argument, Scalar) and not isinstance(argument.value, int | float):
-                    look(argument.value)
-                if isinstance(argument, Ptr):
-                    look(argument.offset)
-            for _, size, _, _ in launch_numbers(action.launch):
-                look(size)
+def integers_planned(config: GpuConfig) -> tuple[FromInput, ...]:
+    """List the integers that plans of a blueprint depend on, each once.
 
+    One that only goes to kernels by value changes nothing but that value.
+    """
+    return _integers(size for size, by_value in _sizes_in(config) if not by_value)
+
+
+def integers_in(size: Size) -> Iterator[FromInput]:
+    """Give the integers that a size itself reads, not those of the buffers that it names."""
+    match size:
+        case FromInput():
+            yield size
+        case Add(parts) | Mul(parts):
+            for part in parts:
+                yield from integers_in(part)
+        case CeilDiv(dividend, divisor):
+            yield from integers_in(dividend)
+            yield from integers_in(divisor)
+
+
+def _integers(found: Iterable[Size]) -> tuple[FromInput, ...]:
+    return tuple(dict.fromkeys(integer for size in found for integer in integers_in(size)))
+
+
+def _sizes_in(config: GpuConfig) -> Iterator[tuple[Size, bool]]:
+    """Give each size of a blueprint, and whether it is an argument by value."""
     body = config.blueprint
     for size in (body.batch, *body.buffers.values()):
-        look(size)
-    act(body.control_flow)
-    return tuple(found)
+        yield size, False
+    yield from _sizes_of(body.control_flow)
+
+
+def _sizes_of(actions: tuple[Action, ...]) -> Iterator[tuple[Size, bool]]:
+    for action in actions:
+        for _, inner in inner_lists(action):
+            yield from _sizes_of(inner)
+        match action:
+            case Repeat() | RepeatWhile():
+                yield action.times, False
+            case Choose(chosen, cases):
+                padded = (size for case in cases for size in case.padded.values())
+                yield from ((size, False) for size in (*chosen, *padded))
+            case Gemm() | Conv2d():
+                yield from ((size, False) for _, size, _, _ in sizes(action))
+            case ExecKernel():
+                yield from ((size, False) for _, size, _, _ in launch_numbers(action.launch))
+                for argument in action.args:
+                    if isinstance(argument, Ptr):
+                        yield argument.offset, False
+                    elif isinstance(argument, Scalar) and not isinstance(argument.value, _Number):
+                        yield argument.value, True

@@ -19,6 +19,7 @@ from dandelion.bench.experiments import (
     gpu_gemm,
     gpu_loops,
     gpu_memory,
+    gpu_positions,
     gpu_sharing,
     kernel_hosts,
 )
@@ -40,6 +41,7 @@ LOCAL = (
     gpu_memory.constants,
     gpu_engines.cold,
     gpu_branches.side_by_side,
+    gpu_positions.changing,
 )
 
 
@@ -288,12 +290,12 @@ from tests.fake_driver.fake import Fake
 fake = Fake("cuda", build.load("cuda", Path(sys.argv[1])), Path(sys.argv[1]))
 fake.library.fake_set_memory(2 << 30)
 from dandelion.bench.experiment import Bench
-from dandelion.bench.experiments import gpu_branches, gpu_engines, gpu_memory
+from dandelion.bench.experiments import gpu_branches, gpu_engines, gpu_memory, gpu_positions
 from dandelion.bench.systems import engines
 engines.GPU_OPTIONS["cuda"] = {"pool_bytes": "64M", "weights": "64M"}
 bench = Bench(quick=True, backend="cuda")
 LOCAL = (gpu_engines.launches, gpu_engines.deep, gpu_memory.constants, gpu_engines.cold)
-for run in (*LOCAL, gpu_branches.side_by_side):
+for run in (*LOCAL, gpu_branches.side_by_side, gpu_positions.changing):
     found = run(bench)
     assert found.panels and not found.skips, found
     assert all(row.values["p50"] > 0 for row in found.panels[0].rows)

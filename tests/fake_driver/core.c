@@ -34,6 +34,7 @@ static struct graph queue;
 static struct graph *capturing;
 static struct stream *streams, *origin;
 static long captures;
+static struct graph *graphs; /* that were captured and not destroyed */
 static long facts[4]; /* of the graph that was captured last, see fake_graph */
 
 /* ---- counting and failing -- */
@@ -547,8 +548,8 @@ int fake_kernel(struct kernel **kernel, struct module *module, const char *name)
     return OK;
 }
 
-int fake_launch(struct stream *stream, struct kernel *kernel, const unsigned *grid,
-                const unsigned *block, unsigned shared, void **arguments)
+static int make_launch(struct op *made, const struct kernel *kernel, const unsigned *grid,
+                       const unsigned *block, unsigned shared, void **arguments)
 {
     unsigned allowed = kernel->dynamic_bytes > SHARED_BYTES ? kernel->dynamic_bytes : SHARED_BYTES;
     if (!grid[0] || !grid[1] || !grid[2] || block[0] * block[1] * block[2] > THREADS ||
@@ -570,8 +571,18 @@ int fake_launch(struct stream *stream, struct kernel *kernel, const unsigned *gr
     op.launch.module = kernel->module;
     memcpy(op.launch.grid, grid, sizeof op.launch.grid);
     memcpy(op.launch.block, block, sizeof op.launch.block);
-    put_op(stream, op);
+    *made = op;
     return OK;
+}
+
+int fake_launch(struct stream *stream, struct kernel *kernel, const unsigned *grid,
+                const unsigned *block, unsigned shared, void **arguments)
+{
+    struct op op;
+    int code = make_launch(&op, kernel, grid, block, shared, arguments);
+    if (code == OK)
+        put_op(stream, op);
+    return code;
 }
 
 /* ---- streams and events -- */
@@ -647,6 +658,7 @@ int fake_begin_capture(struct stream *stream)
     if (capturing)
         return INVALID;
     capturing = calloc(1, sizeof *capturing);
+    capturing->source = captures + 1;
     origin = stream;
     stream->capture = ++captures;
     stream->last.count = 0;
@@ -709,6 +721,8 @@ int fake_end_capture(struct stream *stream, struct graph **graph)
         fake_drop(made, GRAPH);
         return UNJOINED;
     }
+    made->next = graphs;
+    graphs = made;
     *graph = made;
     return OK;
 }
@@ -763,8 +777,12 @@ int fake_instantiate(struct graph **executable, const struct graph *graph)
         free(made);
         return INVALID;
     }
-    for (size_t i = 0; i < graph->count; i++)
-        push(made, same(&graph->ops[order[i]]));
+    made->source = graph->source;
+    for (size_t i = 0; i < graph->count; i++) {
+        struct op op = same(&graph->ops[order[i]]);
+        op.place = order[i];
+        push(made, op);
+    }
     free(order);
     fake_born(EXECUTABLE);
     *executable = made;
@@ -778,8 +796,53 @@ int fake_replay(const struct graph *executable)
     return OK;
 }
 
+#define PLACES 65536 /* a node is a number of the graph times this, and a place from 1 on */
+
+int fake_last_captured(struct stream *stream, uintptr_t **nodes, size_t *count)
+{
+    static uintptr_t found[64];
+    if (!captured(stream) || stream->last.count > 64)
+        return INVALID;
+    for (size_t i = 0; i < stream->last.count; i++)
+        found[i] = (uintptr_t)capturing->source * PLACES + stream->last.at[i] + 1;
+    *nodes = found;
+    *count = stream->last.count;
+    return OK;
+}
+
+int fake_set_node(struct graph *executable, uintptr_t node, const struct kernel *kernel,
+                  const unsigned *grid, const unsigned *block, unsigned shared, void **arguments)
+{
+    struct graph *source = graphs;
+    while (source && (uintptr_t)source->source != node / PLACES)
+        source = source->next;
+    if (!source || executable->source != source->source)
+        return INVALID;
+    for (size_t i = 0; i < executable->count; i++) {
+        struct op *op = &executable->ops[i], made;
+        if (op->place + 1 != node % PLACES || op->what != LAUNCH)
+            continue;
+        if (op->launch.call != kernel->call)
+            return INVALID;
+        int code = make_launch(&made, kernel, grid, block, shared, arguments);
+        if (code != OK)
+            return code;
+        free((void *)op->from);
+        made.after = op->after;
+        made.place = op->place;
+        *op = made;
+        return OK;
+    }
+    return INVALID;
+}
+
 void fake_drop(struct graph *graph, enum kind kind)
 {
+    struct graph **at = &graphs;
+    while (*at && *at != graph)
+        at = &(*at)->next;
+    if (*at)
+        *at = graph->next;
     clear(graph);
     free(graph->ops);
     free(graph);

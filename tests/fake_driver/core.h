@@ -71,11 +71,14 @@ struct op {
     int owned; /* `from` is this operation's own memory */
     struct launch launch;
     struct places after; /* operations of the same graph that it waits for */
+    size_t place;        /* of an executable graph: in the one that was captured */
 };
 
 struct graph {
     struct op *ops;
     size_t count, room;
+    long source; /* number of the capture */
+    struct graph *next;
 };
 
 struct module {
@@ -142,6 +145,9 @@ int fake_synchronize_event(const struct event *event);
 int fake_begin_capture(struct stream *stream);
 int fake_end_capture(struct stream *stream, struct graph **graph);
 int fake_instantiate(struct graph **executable, const struct graph *graph);
+int fake_last_captured(struct stream *stream, uintptr_t **nodes, size_t *count);
+int fake_set_node(struct graph *executable, uintptr_t node, const struct kernel *kernel,
+                  const unsigned *grid, const unsigned *block, unsigned shared, void **arguments);
 int fake_replay(const struct graph *executable);
 void fake_drop(struct graph *graph, enum kind kind);
 int fake_compile(const char *kind, const char *arch, const char *source, char **code,

@@ -291,6 +291,35 @@ int hipStreamEndCapture(struct stream *stream, struct graph **graph)
     return fake_end_capture(stream, graph);
 }
 
+int hipStreamGetCaptureInfo_v2(struct stream *stream, int *status, unsigned long long *number,
+                               struct graph **graph, uintptr_t **nodes, size_t *count)
+{
+    ENTER_CONTEXT;
+    *status = 1;
+    if (number)
+        *number = 1;
+    if (graph)
+        *graph = NULL;
+    return fake_last_captured(stream, nodes, count);
+}
+
+struct node_parameters { /* hipKernelNodeParams */
+    unsigned block[3];
+    void **extra;
+    struct kernel *kernel;
+    unsigned grid[3];
+    void **arguments;
+    unsigned shared;
+};
+
+int hipGraphExecKernelNodeSetParams(struct graph *made, uintptr_t node,
+                                    const struct node_parameters *now)
+{
+    ENTER_CONTEXT;
+    return fake_set_node(made, node, now->kernel, now->grid, now->block, now->shared,
+                         now->arguments);
+}
+
 int hipGraphInstantiateWithFlags(struct graph **made, struct graph *graph, unsigned long long flags)
 {
     IGNORED(flags);

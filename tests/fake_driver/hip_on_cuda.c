@@ -296,6 +296,35 @@ int hipStreamSynchronize(void *stream) { return CU(cuStreamSynchronize, stream);
 int hipStreamBeginCapture(void *s, int mode) { return CU(cuStreamBeginCapture_v2, s, mode); }
 int hipStreamEndCapture(void *s, void **graph) { return CU(cuStreamEndCapture, s, graph); }
 
+int hipStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *number, void **graph,
+                               void **nodes, size_t *count)
+{
+    return CU(cuStreamGetCaptureInfo_v2, stream, status, number, graph, nodes, count);
+}
+
+struct hip_node { /* hipKernelNodeParams */
+    unsigned block[3];
+    void **extra, *kernel;
+    unsigned grid[3];
+    void **arguments;
+    unsigned shared;
+};
+
+struct cuda_node { /* CUDA_KERNEL_NODE_PARAMS_v2 */
+    void *kernel;
+    unsigned grid[3], block[3], shared;
+    void **arguments, **extra, *library_kernel, *context;
+};
+
+int hipGraphExecKernelNodeSetParams(void *made, void *node, const struct hip_node *now)
+{
+    struct cuda_node found = {.kernel = now->kernel, .shared = now->shared,
+                              .arguments = now->arguments, .extra = now->extra};
+    memcpy(found.grid, now->grid, sizeof found.grid);
+    memcpy(found.block, now->block, sizeof found.block);
+    return CU(cuGraphExecKernelNodeSetParams_v2, made, node, &found);
+}
+
 int hipGraphInstantiateWithFlags(void **made, void *graph, unsigned long long flags)
 {
     return CU(cuGraphInstantiateWithFlags, made, graph, flags);

@@ -27,7 +27,15 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 def run(fake: Fake, name: str) -> str:
     """Run one scenario; return ``ok`` or the error."""
-    from tests.fake_driver import convolutions, loops, operations, scenarios, sharing, variables
+    from tests.fake_driver import (
+        convolutions,
+        loops,
+        open_arguments,
+        operations,
+        scenarios,
+        sharing,
+        variables,
+    )
 
     fake.reset()
     checks = {check.__name__: check for check in (*CHECKS, *LANGUAGE_CHECKS)}
@@ -37,7 +45,9 @@ def run(fake: Fake, name: str) -> str:
                 checks[name](device)
             fake.nothing_left()
         else:
-            files = (convolutions, operations, loops, sharing, variables, scenarios)
+            files = (
+                convolutions, loops, open_arguments, operations, sharing, variables, scenarios,
+            )  # fmt: skip
             getattr(next((f for f in files if hasattr(f, name)), scenarios), name)(fake)
     except BaseException:  # an assertion or an error: the test reports it
         return traceback.format_exc()

@@ -19,6 +19,7 @@ from tests.fake_driver.worker import working
 KINDS = ("real_cuda", "hip_on_cuda")
 FILES = (
     "scenarios.py", "operations.py", "convolutions.py", "loops.py", "sharing.py", "variables.py",
+    "open_arguments.py",
 )  # fmt: skip
 SHARING = "sharing.py"  # of constants, which HIP's engines do not offer
 SCENARIOS = [

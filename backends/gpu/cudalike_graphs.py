@@ -1,9 +1,12 @@
-"""Capturing graphs for `.cudalike`: launches on one stream, or forked over several.
+"""The graphs of `.cudalike`, captured of launches on one stream, or forked over several.
 
 A forked capture begins on the device's stream, which is lane 0. Each other lane has a stream of its
 own, which joins the capture by waiting for an event of it, and is joined again at the end. A wait
 between two lanes is an event, recorded behind the launch that is waited for. Streams of lanes only
 capture; nothing is launched on them outside of that.
+
+A launch whose arguments will change is found by its node, which is what its stream would wait for
+next. Nodes belong to the graph that was captured, so that is kept with the executable one.
 
 Events of captures are never waited for by the host, which the drivers refuse. One is recorded anew
 once all waits for it are captured, so a capture has few.
@@ -12,14 +15,14 @@ once all waits for it are captured, so a capture has few.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from dandelion.errors import DandelionError
+from dandelion.errors import DandelionError, DeviceFull
 
 from .calls import Calls, Function
 from .cudalike_code import Do, Prepared
-from .device import Handle
 from .forks import Forks
 
 LANES = 8
@@ -27,9 +30,28 @@ LANES = 8
 _WITHOUT_TIME = 2
 _WAITS_FOR_NO_OTHER = 1
 
+_Launched: TypeAlias = Callable[[int, Any], None]
+"""Told of each launch: its place and stream."""
 
-class GraphCapture:
-    """Makes graphs of one device.
+
+@dataclass(slots=True, eq=False)
+class CapturedGraph:
+    """A graph on a device.
+
+    Attributes:
+        executable: what is replayed.
+        source: what it was made of; None if that is gone, since no node will change.
+        nodes: of the launches that may change, by place: the node, and its parameters, which
+            refer to the memory of the launch's arguments.
+    """
+
+    executable: Any
+    source: Any
+    nodes: Mapping[int, tuple[Any, Any]]
+
+
+class Graphs:
+    """The graphs of one device.
 
     Args:
         calls: of the driver.
@@ -44,18 +66,76 @@ class GraphCapture:
         self._undo = undo
         self._streams = [stream]
         self._events: list[Any] = []
+        self._graphs: list[CapturedGraph] = []
 
     def chain(self, launch: Callable[[], None]) -> Any:
         """Give the graph of what is launched on the device's stream."""
         return self._captured(launch)
 
-    def forked(self, prepared: Sequence[Handle], forks: Forks) -> Any:
-        """Give the graph of prepared launches; see `Forks`."""
-        while len(self._streams) <= max(forks.lanes):
+    def make(
+        self, launches: Sequence[Prepared], forks: Forks | None, changing: Container[int]
+    ) -> CapturedGraph | None:
+        """Make a graph of prepared launches; None if there is no room.
+
+        Args:
+            launches: in an order in which they could be launched one by one.
+            forks: which of them may run side by side; None for all in order.
+            changing: places of the launches that may change.
+        """
+        calls, stream = self._calls, self._streams[0]
+        found: dict[int, Any] = {}
+
+        def launched(place: int, stream: Any) -> None:
+            if place in changing:
+                found[place] = self._do("capture", calls.last_captured(stream))
+
+        if forks is None:
+            source = self._captured(lambda: self._launch(launches, launched))
+        else:
+            self._make_streams(max(forks.lanes))
+            source = self._captured(lambda: self._launch_forked(launches, forks, launched))
+        made = None
+        try:
+            nodes = {
+                place: (node, self._do("capture", calls.node(*launches[place].arguments)))
+                for place, node in found.items()
+            }
+            executable = self._do("capture", calls.instantiate(source))
+            made = CapturedGraph(executable, source if nodes else None, nodes)
+        except DeviceFull:
+            return None  # launching one by one takes no memory
+        finally:
+            if made is None or made.source is None:
+                self._undo(calls.destroy_graph, source)
+        self._graphs.append(made)
+        self._do("capture", calls.upload(executable, stream))
+        return made
+
+    def _make_streams(self, lanes: int) -> None:
+        while len(self._streams) <= lanes:
             stream = self._do("capture", self._calls.create_stream(_WAITS_FOR_NO_OTHER))
             self._streams.append(stream)
-        launches = cast("Sequence[Prepared]", prepared)
-        return self._captured(lambda: self._launch(launches, forks))
+
+    def update(self, graph: CapturedGraph, places: Iterable[int]) -> None:
+        """Have launches of a graph take the arguments that they have now."""
+        executable, nodes, set_node = graph.executable, graph.nodes, self._calls.set_node
+        for place in places:
+            answer = set_node(executable, *nodes[place])
+            if answer[0]:
+                self._do("update", answer)
+
+    def release(self, graph: CapturedGraph) -> None:
+        """Release a graph, if that was not done."""
+        if graph in self._graphs:
+            self._graphs.remove(graph)
+            self._undo(self._calls.destroy_executable, graph.executable)
+            if graph.source is not None:
+                self._undo(self._calls.destroy_graph, graph.source)
+
+    def release_all(self) -> None:
+        """Release all graphs."""
+        for graph in tuple(self._graphs):
+            self.release(graph)
 
     def _captured(self, launch: Callable[[], None]) -> Any:
         calls, stream = self._calls, self._streams[0]
@@ -78,7 +158,14 @@ class GraphCapture:
                 self._undo(self._calls.destroy_graph, again[1])
         return answer
 
-    def _launch(self, launches: Sequence[Prepared], forks: Forks) -> None:
+    def _launch(self, launches: Sequence[Prepared], launched: _Launched) -> None:
+        for place, item in enumerate(launches):
+            self._do("launch", item.call(*item.arguments))
+            launched(place, self._streams[0])
+
+    def _launch_forked(
+        self, launches: Sequence[Prepared], forks: Forks, launched: _Launched
+    ) -> None:
         """Launch on the streams of the lanes, with an event for each wait between two lanes."""
         left = Counter(wait for waits in forks.waits for wait in waits)
         free = list(self._events)
@@ -96,6 +183,7 @@ class GraphCapture:
                 self._do("capture", self._calls.wait_event(stream, begin))
             joined.add(lane)
             self._do("launch", item.call(*self._arguments(item, stream)))
+            launched(place, stream)
             if left[place]:
                 recorded[place] = self._record(stream, free)
         free.append(begin)

@@ -1,0 +1,144 @@
+"""A plan that is ready to run on a device, and how its calls run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dandelion.function import Digest
+
+from .constants import ResidentConstants
+from .device import Device, Handle
+from .graph_parts import GraphPart
+from .open_arguments import Values
+from .pacing import BRIEF_PARTS, StepTimes
+from .plan import Launch, Plan
+from .sections import ReadyRound, straight
+
+_TOLERATED = 3
+"""So many calls in a row must show that the parts have the wrong size before they are cut anew."""
+_TOLERATED_MOST = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """A part that is captured as one graph.
+
+    Attributes:
+        part: which.
+        graph: on the device.
+        changing: places of the part whose launches have open arguments.
+    """
+
+    part: GraphPart
+    graph: Handle
+    changing: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Ready:
+    """A plan on a device.
+
+    Attributes:
+        plan: which.
+        identity: of its function.
+        resident: constants that its launches point to.
+        steps: prepared, by the indices of the plan.
+        modules: digests of the modules in use.
+        order: prepared steps in the order of execution, if they are not too many.
+        times: how long each step takes.
+        values: that the open arguments have in its launches and graphs; None after a failure.
+        own: modules that are loaded for this call alone.
+        restored: modules whose variables are restored.
+        brief: its calls are short: they are not cut into parts.
+        segments: what was captured.
+        graph: of all steps, if it is brief and was captured.
+        capture_due: it is to be captured, or anew, before its next call.
+        dropped: it cannot run any more.
+        sections: of a plan with loops that look at a word, which are what runs then.
+    """
+
+    plan: Plan
+    identity: str
+    resident: ResidentConstants | None
+    steps: list[Handle]
+    modules: frozenset[Digest]
+    order: list[Handle] | None
+    times: StepTimes
+    values: Values | None = ()
+    own: list[Handle] = field(default_factory=list)
+    restored: tuple[Handle, ...] = ()
+    brief: bool = False
+    segments: tuple[Segment, ...] = ()
+    graph: Handle | None = None
+    capture_due: bool = False
+    dropped: bool = False
+    sections: tuple[Ready | ReadyRound, ...] = ()
+    _measured: bool = False
+    _misfits: int = 0
+    _tolerated: int = _TOLERATED
+
+    @property
+    def launches(self) -> int:
+        """How many it has prepared and listed."""
+        return max(len(self.steps), len(self.order or ()))
+
+    def took_long(self) -> None:
+        """A call that was brief was not; the next one is measured."""
+        if self.plan.launches > 1:
+            self.brief = False
+            self.graph = None
+
+    def ran(self, took_ns: Sequence[int]) -> None:
+        """Decide from how long each part of a call took how the next calls run."""
+        total_ns, brief_ns = sum(took_ns), BRIEF_PARTS * self.times.part_ns
+        short = total_ns <= brief_ns or self.plan.launches == 1
+        if not self.segments:
+            self.brief = short and self.order is not None
+            self.capture_due = not self._measured
+            self._measured = True
+            return
+        self.brief = short and len(self.segments) == 1
+        self.graph = self.segments[0].graph if self.brief else None
+        count = len(self.segments)
+        too_small = count > 1 and (short or total_ns < count * self.times.part_ns / 3)
+        too_large = any(
+            took > brief_ns and len(segment.part.steps) > 1
+            for took, segment in zip(took_ns, self.segments, strict=True)
+        )
+        self._misfits = self._misfits + 1 if too_small or too_large else 0
+        if self._misfits >= self._tolerated:
+            self._misfits = 0
+            self._tolerated = min(2 * self._tolerated, _TOLERATED_MOST)
+            self.capture_due = True
+            self.brief = short
+
+    def open_steps(self) -> frozenset[int]:
+        """Give the indices of the launches that have open arguments."""
+        steps = enumerate(self.plan.steps)
+        return frozenset(i for i, step in steps if isinstance(step, Launch) and step.open_args)
+
+    def set_values(self, device: Device, values: Values) -> None:
+        """Give open arguments the values of a call, in its launches and graphs.
+
+        Raises:
+            DeviceFault: the device refuses; all of them are set for the next call.
+        """
+        before = self.values
+        if values == before:
+            return
+        self.values = None
+        changed: set[int] = set()
+        for index in self.open_steps():
+            step = self.plan.steps[index]
+            assert isinstance(step, Launch), "others have no arguments"
+            for position, value in step.open_args:
+                if before is None or before[value] != values[value]:
+                    device.set_argument(self.steps[index], position, values[value])
+                    changed.add(index)
+        for ready in (self, *straight(self.sections)):
+            for segment in ready.segments:
+                steps = segment.part.steps
+                places = (at for at in segment.changing if steps[at] in changed)
+                device.update(segment.graph, [(at, self.steps[steps[at]]) for at in places])
+        self.values = values
