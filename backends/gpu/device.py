@@ -45,7 +45,9 @@ from .plan import Copy, Launch, LibraryCall, Pointer, Zero
 from .source import LoadedCode
 
 Handle = NewType("Handle", object)
-"""Something that belongs to the device: a module, a prepared launch, a graph, a mark."""
+"""Something that belongs to the device: a module, a prepared launch, a graph, a mark.
+
+Prepared launches are hashed, and equal only if they are the same."""
 
 
 class Device(abc.ABC):

@@ -30,7 +30,7 @@ from .graph_parts import Width, graph_parts
 from .local_memory import with_local_memory
 from .open_arguments import Values
 from .pacing import PART_NS, StepTimes
-from .plan import Plan
+from .plan import Launch, Plan
 from .prepared_steps import prepare_steps, with_values
 from .program import Program
 from .ready_plans import Ready, Segment
@@ -141,16 +141,17 @@ class Modules:
         if parts == [segment.part for segment in ready.segments]:
             return
         self._discard_graphs(ready)
-        open_steps = ready.open_steps()
+        open_steps = {prepared for prepared, _ in ready.open_steps}
         made: list[Segment] = []
         try:
             for part in parts:
                 prepared = [ready.steps[index] for index in part.steps]
-                changing = [place for place, index in enumerate(part.steps) if index in open_steps]
-                graph = self._device.capture(prepared, part.forks, changing)
+                changing = [(at, step) for at, step in enumerate(prepared) if step in open_steps]
+                places = [place for place, _ in changing]
+                graph = self._device.capture(prepared, part.forks, places)
                 if graph is None:
                     break
-                made.append(Segment(part, graph, tuple(changing)))
+                made.append(Segment(part, graph, changing))
         finally:
             ready.segments = tuple(made)
             if len(made) < len(parts):  # it is launched step by step, as before
@@ -241,8 +242,9 @@ class Modules:
             }.values()
         )
         made = Ready(
-            plan, program.identity, resident, steps, digests, None, times, values, own, restored
-        )
+            plan, program.identity, resident, steps, digests, None, times,
+            _open_steps(plan, steps), values, own, restored,
+        )  # fmt: skip
         if plan.words:
             made.sections = _sections(made, sections_of(plan.program))
         else:
@@ -314,6 +316,17 @@ class Modules:
 
     def __len__(self) -> int:
         return len(self._modules)
+
+
+def _open_steps(
+    plan: Plan, prepared: Sequence[Handle]
+) -> list[tuple[Handle, Sequence[tuple[int, int]]]]:
+    """List the launches with open arguments."""
+    return [
+        (handle, step.open_args)
+        for step, handle in zip(plan.steps, prepared, strict=True)
+        if isinstance(step, Launch) and step.open_args
+    ]
 
 
 def _order(plan: Plan, steps: Sequence[Handle]) -> list[Handle] | None:

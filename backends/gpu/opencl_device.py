@@ -46,7 +46,7 @@ _OPTIONS = ["-cl-std=CL1.2", *map(_ASSEMBLY.format, ("asm", "__asm", "__asm__"))
 _FATAL = ("OUT_OF_RESOURCES", "DEVICE_NOT_AVAILABLE", "INVALID_COMMAND_QUEUE")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Prepared:
     """A prepared launch. The kernel object is the module's: OpenCL takes over its arguments when a
     launch is enqueued, and setting them again is cheaper than having an object for each launch."""

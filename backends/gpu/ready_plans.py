@@ -12,7 +12,7 @@ from .device import Device, Handle
 from .graph_parts import GraphPart
 from .open_arguments import Values
 from .pacing import BRIEF_PARTS, StepTimes
-from .plan import Launch, Plan
+from .plan import Plan
 from .sections import ReadyRound, straight
 
 _TOLERATED = 3
@@ -27,12 +27,12 @@ class Segment:
     Attributes:
         part: which.
         graph: on the device.
-        changing: places of the part whose launches have open arguments.
+        changing: places of the part whose launches have open arguments, and these launches.
     """
 
     part: GraphPart
     graph: Handle
-    changing: tuple[int, ...] = ()
+    changing: Sequence[tuple[int, Handle]] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +47,8 @@ class Ready:
         modules: digests of the modules in use.
         order: prepared steps in the order of execution, if they are not too many.
         times: how long each step takes.
+        open_steps: the launches with open arguments; for each of these its position, and its index
+            in `Plan.open_arguments`.
         values: that the open arguments have in its launches and graphs; None after a failure.
         own: modules that are loaded for this call alone.
         restored: modules whose variables are restored.
@@ -65,6 +67,7 @@ class Ready:
     modules: frozenset[Digest]
     order: list[Handle] | None
     times: StepTimes
+    open_steps: Sequence[tuple[Handle, Sequence[tuple[int, int]]]] = ()
     values: Values | None = ()
     own: list[Handle] = field(default_factory=list)
     restored: tuple[Handle, ...] = ()
@@ -113,11 +116,6 @@ class Ready:
             self.capture_due = True
             self.brief = short
 
-    def open_steps(self) -> frozenset[int]:
-        """Give the indices of the launches that have open arguments."""
-        steps = enumerate(self.plan.steps)
-        return frozenset(i for i, step in steps if isinstance(step, Launch) and step.open_args)
-
     def set_values(self, device: Device, values: Values) -> None:
         """Give open arguments the values of a call, in its launches and graphs.
 
@@ -128,17 +126,16 @@ class Ready:
         if values == before:
             return
         self.values = None
-        changed: set[int] = set()
-        for index in self.open_steps():
-            step = self.plan.steps[index]
-            assert isinstance(step, Launch), "others have no arguments"
-            for position, value in step.open_args:
-                if before is None or before[value] != values[value]:
-                    device.set_argument(self.steps[index], position, values[value])
-                    changed.add(index)
+        new = [before is None or before[i] != value for i, value in enumerate(values)]
+        changed: set[Handle] = set()
+        for prepared, open_args in self.open_steps:
+            for position, index in open_args:
+                if new[index]:
+                    device.set_argument(prepared, position, values[index])
+                    changed.add(prepared)
         for ready in (self, *straight(self.sections)):
             for segment in ready.segments:
-                steps = segment.part.steps
-                places = (at for at in segment.changing if steps[at] in changed)
-                device.update(segment.graph, [(at, self.steps[steps[at]]) for at in places])
+                found = [launch for launch in segment.changing if launch[1] in changed]
+                if found:
+                    device.update(segment.graph, found)
         self.values = values
