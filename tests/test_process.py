@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dandelion.backends.process import enforcement, sandbox_pool
+from dandelion.backends.process.constants import ConstantFiles
 from dandelion.backends.process.cores import ProcessDriver
 from dandelion.backends.process.engine import ProcessEngine
 from dandelion.backends.process.handle import wait_readable
@@ -375,7 +376,8 @@ def test_idle_engines_keep_no_sandbox_that_another_one_needs(
     monkeypatch.setattr("dandelion.backends.process.sandbox_pool._READY_SOON_NS", 5 * 10**9)
     driver = ProcessDriver()
     pools, programs = SandboxPools("group", ahead), PythonPrograms(driver.checker()._compiled)
-    group = [ProcessEngine(f"{n}", pools, programs, native()) for n in range(engines)]
+    constants = ConstantFiles()
+    group = [ProcessEngine(f"{n}", pools, programs, constants, native()) for n in range(engines)]
     try:
         for engine in group + group:
             assert first(run(engine, ECHO, b"1")).bytes() == b"1"

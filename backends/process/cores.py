@@ -18,6 +18,7 @@ from dandelion.errors import BackendUnavailable, InvalidFunction, InvalidInput, 
 from dandelion.function import Function
 
 from .check import stated_problems, too_long
+from .constants import ConstantFiles
 from .engine import ProcessEngine, content_of
 from .examiner import SourceExaminer
 from .handle import NoSandbox
@@ -77,6 +78,7 @@ class ProcessChecker(Checker):
 
     Attributes:
         programs: the cache.
+        constants: static sets of functions, for their sandboxes.
     """
 
     takes_packages = True
@@ -84,6 +86,7 @@ class ProcessChecker(Checker):
     def __init__(self, name: str) -> None:
         self._name = name
         self.programs = PythonPrograms(self._compiled)
+        self.constants = ConstantFiles()
         self._examiner: SourceExaminer | None = None
         self._lock = threading.Lock()
 
@@ -143,6 +146,7 @@ class ProcessChecker(Checker):
             examiner = self._examiner
         if examiner is not None:
             examiner.close()
+        self.constants.close()
 
 
 class ProcessFactory(EngineFactory):
@@ -173,7 +177,8 @@ class ProcessFactory(EngineFactory):
             if group not in self._groups:
                 self._groups[group] = SandboxPools(f"{self._name}-{group}", self._options.ahead)
         self._checker.examiner().start()  # the first call may have to compile
-        return ProcessEngine(name, self._groups[group], self._checker.programs, architecture)
+        checker, pools = self._checker, self._groups[group]
+        return ProcessEngine(name, pools, checker.programs, checker.constants, architecture)
 
 
 def enforcement() -> dict[str, str]:

@@ -8,7 +8,6 @@ order: cancelled; a denied system call; out of time; a reply; a dead process.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import threading
@@ -33,6 +32,7 @@ from dandelion.errors import (
 from dandelion.function import Function
 
 from . import outcome, sources, wire
+from .constants import ConstantFiles, Constants
 from .handle import NoSandbox, Sandbox
 from .programs import PythonPrograms
 from .sandbox_pool import ImportFailed, SandboxContent, SandboxPool
@@ -40,8 +40,6 @@ from .sandbox_pools import SandboxPools
 from .watch import StopReason, Watch
 
 _EXIT_GRACE_S = 0.25
-_ADD_SEALS = 1033
-_SEALS = 0x1 | 0x2 | 0x4 | 0x8  # seal, shrink, grow, write: linux/fcntl.h
 _CLOCK_ERROR = 1 / 3  # the kernel's limit counts ticks; the time that it reports is more exact
 _encoder = msgspec.msgpack.Encoder()
 
@@ -70,15 +68,22 @@ class ProcessEngine(Engine):
         name: for errors, metrics and traces.
         pools: where sandboxes come from; shared by a few engines.
         programs: compiled functions; shared by all.
+        constants: static sets; shared by all.
         architecture: system calls of this machine.
     """
 
     def __init__(
-        self, name: str, pools: SandboxPools, programs: PythonPrograms, architecture: Architecture
+        self,
+        name: str,
+        pools: SandboxPools,
+        programs: PythonPrograms,
+        constants: ConstantFiles,
+        architecture: Architecture,
     ) -> None:
         self.name = name
         self._pools = pools
         self._programs = programs
+        self._constants = constants
         self._architecture = architecture
         self._buffer = bytearray(wire.PREFIX.size + wire.INLINE_BYTES + 1)
         self._lock = threading.Lock()
@@ -121,7 +126,7 @@ class ProcessEngine(Engine):
         try:
             self._begin(running, sandbox)
             watch = Watch(sandbox, self._architecture)
-            end = _send_call(call, sandbox, program)
+            end = self._send(call, sandbox, program)
             taken = time.monotonic_ns()
             if end is None:
                 end = watch.wait(self._buffer, deadline, spec.limits.cpu_s)
@@ -171,6 +176,18 @@ class ProcessEngine(Engine):
 
     def forget(self, function: Function) -> None:
         self._programs.forget(function)
+        self._constants.forget(function)
+
+    def _send(self, call: Call, sandbox: Sandbox, program: msgspec.Raw) -> StopReason | None:
+        """Send a sandbox its call; gives `StopReason.CLOSED` if it is gone."""
+        try:
+            with self._constants.of(call.function) as constants:
+                _send_call(call, sandbox, program, constants)
+        except ConnectionError:
+            return StopReason.CLOSED
+        except OSError as error:
+            raise ContextFull(f"no memory file: {error.strerror}", 0, 0) from None
+        return None
 
     def _begin(self, running: _Running, sandbox: Sandbox) -> None:
         with self._lock:
@@ -272,11 +289,14 @@ def _discard(placed: _PooledSandbox) -> None:
     placed.pool.replace(placed.sandbox.pid)
 
 
-def _send_call(call: Call, sandbox: Sandbox, program: msgspec.Raw) -> StopReason | None:
-    """Send a sandbox its call; the inputs are copied once.
+def _send_call(
+    call: Call, sandbox: Sandbox, program: msgspec.Raw, constants: Constants | None
+) -> None:
+    """Send a sandbox its call. Inputs are copied once, but for those among the constants.
 
-    Returns:
-        None, or `StopReason.CLOSED` if the sandbox is gone.
+    Raises:
+        ConnectionError: the sandbox is gone.
+        OSError: there is no memory.
     """
     limits = call.function.spec.limits
     record = wire.EncodedCall(
@@ -286,35 +306,16 @@ def _send_call(call: Call, sandbox: Sandbox, program: msgspec.Raw) -> StopReason
         outcome.whole_seconds(limits.cpu_s),
         outcome.file_limit_bytes(limits),
         call.origin,
+        constants.positions if constants is not None else (),
     )
-    parts, size = wire.parcel(_encoder.encode(record), call.inputs)
+    copied = call.inputs if constants is None else constants.left(call.inputs)
+    parts, size = wire.parcel(_encoder.encode(record), copied)
+    files = [] if constants is None else [constants.file]
+    if size <= wire.INLINE_BYTES:
+        wire.send(sandbox.channel, parts, files)
+        return
+    file = wire.sealed_file("dandelion-input", parts)
     try:
-        if size <= wire.INLINE_BYTES:
-            wire.send(sandbox.channel, parts)
-        else:
-            _send_as_file(sandbox, parts)
-    except ConnectionError:
-        return StopReason.CLOSED
-    return None
-
-
-def _send_as_file(sandbox: Sandbox, parts: wire.Buffers) -> None:
-    try:
-        file = _sealed_file(parts)
-    except OSError as error:
-        raise ContextFull(f"no memory file: {error.strerror}", 0, 0) from None
-    try:
-        wire.send(sandbox.channel, parts[:1], [file])
+        wire.send(sandbox.channel, parts[:1], [file, *files])
     finally:
         os.close(file)
-
-
-def _sealed_file(parts: wire.Buffers) -> int:
-    file = os.memfd_create("dandelion-input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        wire.write(file, parts)
-        fcntl.fcntl(file, _ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(file)
-        raise
-    return file

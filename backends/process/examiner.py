@@ -45,6 +45,7 @@ from dandelion.function import CodeObject, Function, FunctionSpec, Limits
 from dandelion.memory import HeapDomain
 
 from . import sources
+from .constants import ConstantFiles
 from .engine import ProcessEngine
 from .examine import CODE_LIMIT_BYTES, MEMORY_LIMIT_BYTES, Question
 from .handle import NoSandbox
@@ -216,7 +217,9 @@ class SourceExaminer:
 
     def _make(self) -> None:
         """Add an engine, under the lock; the first one starts the zygote."""
-        engine = ProcessEngine(self._name, self._pools, self._programs, self._architecture)
+        engine = ProcessEngine(
+            self._name, self._pools, self._programs, ConstantFiles(), self._architecture
+        )
         self._engines.append(engine)
         self._idle.append(engine)
 

@@ -53,6 +53,7 @@ from .running import MODULE, InvalidReturnValue, run_program
 
 OUTPUT_FD = 4
 _CLOSED_FDS = 4096
+_NO_CONSTANTS = memoryview(b"")
 _TEXT_LIMIT = 4000
 _FRAME_LIMIT = 20
 _call_decoder = msgspec.msgpack.Decoder(wire.SandboxCall)
@@ -216,18 +217,21 @@ def _start(context: ForkContext) -> None:
 
 
 def _serve(channel: socket.socket, mapped_bytes: int) -> None:
-    message, files = wire.receive(channel, wire.PREFIX.size + wire.INLINE_BYTES, 1)
+    message, files = wire.receive(channel, wire.PREFIX.size + wire.INLINE_BYTES, 2)
     if not message:
         return
     view: Bytes = memoryview(message)
-    if files:
+    if len(message) == wire.PREFIX.size:
         size = _parcel_size(message)
         # Private: older kernels refuse shared read-only mappings of a sealed file.
         flags = mmap.MAP_PRIVATE | mmap.MAP_POPULATE
-        view = memoryview(mmap.mmap(files[0], size, flags, mmap.PROT_READ))
+        view = memoryview(mmap.mmap(files.pop(0), size, flags, mmap.PROT_READ))
         mapped_bytes += size
+    constants = libc.mapped(files[0]) if files else _NO_CONSTANTS
+    for file in files:  # it is shared with other calls, and so would be what it knows of itself
+        os.close(file)
     try:
-        answer = _answer(memoryview(view), mapped_bytes)
+        answer = _answer(memoryview(view), mapped_bytes + constants.nbytes, constants)
     except MemoryError:
         answer = _EXHAUSTED
     wire.send(channel, answer)
@@ -238,7 +242,9 @@ def _parcel_size(message: bytes) -> int:
     return wire.aligned(wire.PREFIX.size + record_bytes) + int(data_bytes)
 
 
-def _answer(view: memoryview, mapped_bytes: int) -> wire.Buffers:
+def _answer(
+    view: memoryview, mapped_bytes: int, constants: memoryview = _NO_CONSTANTS
+) -> wire.Buffers:
     """Run the call in `view`; return the message to send. Large replies are in the output file.
 
     Raises:
@@ -251,7 +257,7 @@ def _answer(view: memoryview, mapped_bytes: int) -> wire.Buffers:
         start = wire.PREFIX.size
         call = _call_decoder.decode(view[start : start + record_bytes])
         lockdown.limit_call(call.memory_bytes + mapped_bytes, call.cpu_s, call.file_bytes)
-        inputs = _inputs(call, view, wire.aligned(start + record_bytes))
+        inputs = _inputs(call, view, wire.aligned(start + record_bytes), constants)
         sets = run_program(call.program, inputs, call.origin)
         reply = wire.Returned(wire.entries(sets))
     except MemoryError:
@@ -275,17 +281,23 @@ def _answer(view: memoryview, mapped_bytes: int) -> wire.Buffers:
     return parts[:1]
 
 
-def _inputs(call: wire.SandboxCall, view: memoryview, offset: int) -> dict[str, ItemSet | None]:
+def _inputs(
+    call: wire.SandboxCall, view: memoryview, offset: int, constants: memoryview
+) -> dict[str, ItemSet | None]:
     inputs: dict[str, ItemSet | None] = {}
-    for spec, listed in zip(call.program.inputs, call.sets, strict=True):
+    places = {False: offset, True: 0}  # in the parcel, in the constants
+    for position, (spec, listed) in enumerate(zip(call.program.inputs, call.sets, strict=True)):
         if listed is None:
             inputs[spec.name] = None
             continue
+        constant = position in call.constant
+        source = constants if constant else view
         items = []
         for entry in listed:
-            data = view[offset : offset + entry.size_bytes].toreadonly()
+            offset = places[constant]
+            data = source[offset : offset + entry.size_bytes].toreadonly()
             items.append(Item(entry.name, entry.key, data, entry.dtype, entry.shape))
-            offset += wire.aligned(entry.size_bytes)
+            places[constant] = offset + wire.aligned(entry.size_bytes)
         inputs[spec.name] = ItemSet(spec.name, tuple(items), spec.dtype, spec.shape)
     return inputs
 

@@ -8,6 +8,7 @@ A **parcel** is a record with the bytes of its items behind it::
 The prefix has the lengths of record and item area. A small parcel is one message of a
 SOCK_SEQPACKET pair. A large one is in a memory file: the engine's goes with the message and is
 sealed, the sandbox's is the file that it got at its fork; the message is then the prefix alone.
+Static sets of a function may lie in a file of their own (`.constants`); its descriptor comes last.
 Offsets follow from sizes and are not sent, so they cannot be forged.
 
 Parcels to a sandbox are trusted. Parcels from one are untrusted; they are read and checked by
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import array
 import errno
+import fcntl
 import os
 import socket
 import struct
@@ -36,6 +38,8 @@ INLINE_BYTES = 64 * 1024
 
 _PADDING = bytes(ALIGNMENT_BYTES)
 _VECTOR_LIMIT = 1024  # IOV_MAX
+_ADD_SEALS = 1033
+_SEALS = 0x1 | 0x2 | 0x4 | 0x8  # seal, shrink, grow, write: linux/fcntl.h
 _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)  # as a flag of `enum`, joining it runs Python code
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -88,7 +92,12 @@ class PythonProgram(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SandboxCall(msgspec.Struct, array_like=True, frozen=True):
-    """One call, and the limits of its process."""
+    """One call, and the limits of its process.
+
+    Attributes:
+        sets: headers of all items.
+        constant: positions of the sets whose items are in the file of constants.
+    """
 
     program: PythonProgram
     sets: ItemHeaders
@@ -96,6 +105,7 @@ class SandboxCall(msgspec.Struct, array_like=True, frozen=True):
     cpu_s: int
     file_bytes: int
     origin: Origin | None = None
+    constant: tuple[int, ...] = ()
 
 
 class EncodedCall(msgspec.Struct, array_like=True, frozen=True):
@@ -107,6 +117,7 @@ class EncodedCall(msgspec.Struct, array_like=True, frozen=True):
     cpu_s: int
     file_bytes: int
     origin: Origin | None = None
+    constant: tuple[int, ...] = ()
 
 
 class Frame(msgspec.Struct, array_like=True, frozen=True):
@@ -251,14 +262,22 @@ def parcel(record: bytes, sets: Iterable[ItemSet | None]) -> tuple[Buffers, int]
     start = PREFIX.size + len(record)
     end = data_start = aligned(start)
     parts: Buffers = [b"", record, _PADDING[: data_start - start]]
+    for part in item_parts(sets):
+        parts.append(part)
+        end += len(part)
+    parts[0] = PREFIX.pack(len(record), end - data_start)
+    return parts, end
+
+
+def item_parts(sets: Iterable[ItemSet | None]) -> Buffers:
+    """Lay out the items of sets, each from a multiple of the alignment on."""
+    parts: Buffers = []
     for item_set in sets:
         for item in item_set.items if item_set is not None else ():
             size = item.size_bytes
             if size:
                 parts += (_flat(item.data), _PADDING[: -size % ALIGNMENT_BYTES])
-                end += aligned(size)
-    parts[0] = PREFIX.pack(len(record), end - data_start)
-    return parts, end
+    return parts
 
 
 def _flat(data: Bytes) -> Bytes:
@@ -291,6 +310,22 @@ def _write_all(file: int, vector: Sequence[Bytes], offset: int) -> int:
             done += os.pwrite(file, memoryview(part)[done:], offset + skipped + done)
         skipped += len(part)
     return total
+
+
+def sealed_file(name: str, parts: Sequence[Bytes]) -> int:
+    """Write buffers to a new memory file that nobody can change any more.
+
+    Raises:
+        OSError: out of memory, or no further file can be open.
+    """
+    file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        write(file, parts)
+        fcntl.fcntl(file, _ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
 
 
 def send(channel: socket.socket, parts: Sequence[Bytes], files: Sequence[int] = ()) -> None:

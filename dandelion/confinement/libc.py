@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,14 @@ _LIBC.syscall.restype = ctypes.c_long
 _LIBC.unshare.argtypes = [ctypes.c_int]
 
 _LIBC.mount.argtypes = [*(ctypes.c_char_p,) * 3, ctypes.c_ulong, ctypes.c_char_p]
+
+_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long]
+_LIBC.mmap.restype = ctypes.c_void_p
+_VIEW = ctypes.pythonapi.PyMemoryView_FromMemory
+_VIEW.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
+_VIEW.restype = ctypes.py_object
+_MAP_FAILED = ctypes.c_void_p(-1).value
+_FOR_READING = 0x100  # PyBUF_READ
 
 _LOCKED = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter's lock during a call
 _LOCKED.syscall.restype = ctypes.c_long
@@ -47,6 +56,22 @@ def prepared(number: int, *arguments: int | ctypes.Array[ctypes.c_char]) -> Call
 
 def _words(*arguments: int | ctypes.Array[ctypes.c_char] | None) -> list[Any]:
     return [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+
+
+def mapped(file: int) -> memoryview:
+    """Map a whole file for reading, to the end of the process; the file may be closed.
+
+    `mmap.mmap` keeps a descriptor of the file.
+
+    Raises:
+        OSError: there is no room.
+    """
+    size = os.lseek(file, 0, os.SEEK_END)
+    address = _LIBC.mmap(None, size, mmap.PROT_READ, mmap.MAP_PRIVATE, file, 0)
+    if address == _MAP_FAILED:
+        _checked(-1)
+    view: memoryview = _VIEW(address, size, _FOR_READING)
+    return view
 
 
 def prctl(option: int, value: int) -> int:

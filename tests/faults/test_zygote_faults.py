@@ -229,7 +229,8 @@ def test_parallel_engines_with_kills_all_recover() -> None:
         answered.release(ANSWERS_BETWEEN_KILLS)  # the last kill waits for no further ones
 
     with process_engine() as one:
-        two = ProcessEngine("two", one._pools, one._programs, one._architecture)
+        shared = one._pools, one._programs, one._constants, one._architecture
+        two = ProcessEngine("two", *shared)
         with closing(two):
             threads = [threading.Thread(target=work, args=(e,)) for e in (one, two)]
             for thread in threads:
