@@ -9,6 +9,7 @@ named by their content.
 from __future__ import annotations
 
 import re
+import threading
 from dataclasses import replace
 from typing import TypeVar
 
@@ -20,6 +21,7 @@ from dandelion.catalog import (
     CompositionRecord,
     LibraryRecord,
     Record,
+    Slot,
     kind_of,
 )
 from dandelion.data import Bytes
@@ -72,10 +74,27 @@ class Namespace(Catalog):
         self._all = catalog
         self._prefix = qualified(tenant, "")
         self._library_prefix = "" if tenant == DEFAULT_TENANT else tenant + _SEPARATOR
+        self._seen = self._generation = catalog.generation
+        self._lock = threading.Lock()
 
     @property
-    def generation(self) -> int:  # type: ignore[override]  # it is that of the whole catalogue
-        return self._all.generation
+    def generation(self) -> int:  # type: ignore[override]  # it follows that of the whole catalogue
+        """That of the last change of the tenant's records, or of one that is not known."""
+        if self._all.generation != self._seen:
+            with self._lock:
+                whole = self._all.generation
+                changed = self._all.changed_since(self._seen)
+                if changed is None or any(map(self._is_own, changed)):
+                    self._generation = whole
+                self._seen = whole
+        return self._generation
+
+    def _is_own(self, slot: Slot) -> bool:
+        kind, name = slot
+        separator = _SEPARATOR if kind == "library" else "/"
+        if not self._prefix:
+            return separator not in name
+        return name.startswith(self._library_prefix if kind == "library" else self._prefix)
 
     def _register(self, batch: Batch) -> list[Record]:
         for record in batch.records():

@@ -17,6 +17,7 @@ from dandelion.catalog import (
     open_catalog,
 )
 from dandelion.data import SetSpec
+from dandelion.dispatcher.plan import compile_composition
 from dandelion.documents import CodeDocument, Content, FunctionDocument
 from dandelion.driver import Call, Engine, Hosting, InstanceSets
 from dandelion.errors import (
@@ -317,3 +318,79 @@ def test_tenants_survive_the_end_of_a_node(tmp_path: Path) -> None:
         assert ran(node, "F", "a") == "of a"
         with pytest.raises(Unknown):
             ran(node, "F", "b")
+
+
+# --- changes ------------------------------------------------------------------------------------
+
+
+def library(text: str) -> Batch:
+    data = text.encode()
+    return Batch([], [], [LibraryRecord("a/F", digest_of(data))], {digest_of(data): data})
+
+
+def _registered(catalog: Catalog, tenant: str, name: str, **more: bool) -> None:
+    Namespace(catalog, tenant).register(Batch([FunctionSpec(name, **more)]))
+
+
+@pytest.mark.parametrize(("mine", "other"), PAIRS)
+def test_changes_of_others_are_none_of_a_tenant(catalog: Catalog, mine: str, other: str) -> None:
+    _registered(catalog, mine, "F")
+    space = Namespace(catalog, mine)
+    before = space.generation
+    theirs = Namespace(catalog, other)
+    for number in range(3):
+        theirs.register(Batch([FunctionSpec("F", cache=bool(number % 2)), FunctionSpec("G")]))
+        theirs.register(library(f"{number}"))
+    theirs.remove(FunctionSpec, "G")
+    assert space.generation == before
+    assert theirs.generation == catalog.generation
+    for change in (
+        lambda: _registered(catalog, mine, "H"),
+        lambda: _registered(catalog, mine, "F", cache=True),
+        lambda: space.register(library("mine")),
+        lambda: space.remove(FunctionSpec, "F"),
+        lambda: space.remove(LibraryRecord, "a/F"),
+    ):
+        change()
+        assert space.generation > before
+        before = space.generation
+        _registered(catalog, other, f"F{before}")
+        assert space.generation == before
+
+
+def test_what_is_not_known_counts_as_a_change_of_all(catalog: Catalog) -> None:
+    _registered(catalog, "a", "F")
+    space = Namespace(catalog, "a")
+    last = space.generation
+    many = [FunctionSpec(f"F{n}") for n in range(300)]
+    Namespace(catalog, "b").register(Batch(many))  # too many to remember
+    assert space.generation > last
+    last = space.generation
+    for number in range(1030):
+        _registered(catalog, "b", "F", cache=bool(number % 2))
+    assert space.generation > last, "it was asked too late"
+    assert space.generation == catalog.generation
+    assert catalog.changed_since(0) is None
+    assert list(catalog.changed_since(catalog.generation) or ()) == []
+
+
+def test_compiled_compositions_stay_when_others_register(monkeypatch: pytest.MonkeyPatch) -> None:
+    null = FunctionDocument("F", ("a",), ("b",), code=(CodeDocument("null"),))
+    text = "composition C(x) => (y) { F(a = all x) => (y = b); }"
+    with Node(Settings(backends=("null",))) as node:
+        for tenant in ("one", "two"):
+            node.register(null, f"function F(a) => (b); {text}", tenant=tenant)
+            node.invoke("C", x=b"1", tenant=tenant)
+        compiled: list[str] = []
+        monkeypatch.setattr(
+            "dandelion.node.library.compile_composition",
+            lambda composition, *given: (
+                compiled.append(composition.name) or compile_composition(composition, *given)
+            ),
+        )
+        other = FunctionDocument("G", ("a",), ("b",), code=(CodeDocument("null"),))
+        node.register(other, tenant="two")
+        node.invoke("C", x=b"1", tenant="one")
+        assert compiled == []
+        node.invoke("C", x=b"1", tenant="two")
+        assert compiled == ["C"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from dandelion.catalog.records import (
     Batch,
@@ -11,6 +11,7 @@ from dandelion.catalog.records import (
     CompositionRecord,
     LibraryRecord,
     Record,
+    Slot,
     check_batch,
 )
 from dandelion.data import Bytes
@@ -26,6 +27,10 @@ class Catalog(abc.ABC):
     """
 
     generation: int = 0
+
+    def changed_since(self, generation: int) -> Iterable[Slot] | None:
+        """Return which records were changed after a generation; None if that is not known."""
+        return None
 
     def register(self, batch: Batch) -> list[Record]:
         """Add a batch; return its records with their versions, in the order of `Batch.records`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
 from dandelion.catalog.checks import check_against, check_unused, used_blobs
@@ -24,6 +24,9 @@ from dandelion.data import Bytes
 from dandelion.errors import Unknown, nearest
 from dandelion.function import Digest, FunctionSpec
 
+_CHANGES, _LARGE = 1024, 256
+"""Of so many changes it is known what they were, unless they were of more records."""
+
 
 class MemoryCatalog(Catalog):
     """A catalogue in the memory of its process.
@@ -37,6 +40,7 @@ class MemoryCatalog(Catalog):
         self._next: dict[Slot, int] = {}
         self._references: Counter[Digest] = Counter()
         self._blobs: dict[Digest, Bytes] = {}
+        self._changes: deque[tuple[int, tuple[Slot, ...]]] = deque(maxlen=_CHANGES)
         self._lock = threading.RLock()
 
     def _register(self, batch: Batch) -> list[Record]:
@@ -49,7 +53,8 @@ class MemoryCatalog(Catalog):
             self._keep_blobs({d: batch.blobs[d] for d in used_blobs(result) if d in batch.blobs})
             for record in added:
                 self._insert(record)
-            self.generation += bool(added)
+            if added:
+                self._changed(added)
             return result
 
     def _planned(self, record: Record) -> Record:
@@ -97,6 +102,7 @@ class MemoryCatalog(Catalog):
             for record in state.records():
                 self._insert(record)
             self._release(d for record in old for d in used_blobs([record]))
+            self._changes.clear()
             self.generation += 1
             return [r for r in old if self._find(*slot_of(r), r.version) != r]
 
@@ -173,5 +179,21 @@ class MemoryCatalog(Catalog):
                 del self._records[slot]
             for record in removed:
                 self._release(used_blobs([record]))
-            self.generation += 1
+            self._changed(removed)
             return removed
+
+    def _changed(self, records: list[Record]) -> None:
+        """Note what changed, first: who sees the new generation can ask what it is."""
+        if len(records) > _LARGE:
+            self._changes.clear()
+        else:
+            self._changes.append((self.generation + 1, tuple(map(slot_of, records))))
+        self.generation += 1
+
+    def changed_since(self, generation: int) -> Iterable[Slot] | None:
+        with self._lock:
+            oldest = self._changes[0][0] if self._changes else self.generation + 1
+            if oldest > generation + 1:
+                return None
+            found = [slots for number, slots in self._changes if number > generation]
+        return dict.fromkeys(slot for slots in found for slot in slots)

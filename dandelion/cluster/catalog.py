@@ -33,6 +33,7 @@ from dandelion.catalog import (
     CompositionRecord,
     LibraryRecord,
     Record,
+    Slot,
     kind_of,
     used_blobs,
 )
@@ -131,6 +132,9 @@ class ClusterCatalog(Catalog):
     @property
     def generation(self) -> int:  # type: ignore[override]  # it is that of the node's own
         return self.own.generation
+
+    def changed_since(self, generation: int) -> Iterable[Slot] | None:
+        return self.own.changed_since(generation)
 
     # --- changes ----------------------------------------------------------------------------------
 
