@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -178,7 +179,9 @@ def _declared(where: str, item: Item, dtype: str, shape: Shape | None) -> Item:
         if differs or not arrays.fits(item.shape, shape):
             found, wanted = arrays.text_of(own, item.shape), arrays.text_of(dtype, shape)
             message = f"item '{item.name}' is {found}, expected {wanted}"
-            hint = f"convert it: array.astype('{dtype}')" if differs else "reshape it"
+            hint = f"convert it: array.astype('{dtype}')" if differs else ""
+            if not hint and _can_be_reshaped(item.shape, shape):
+                hint = "reshape it"
             raise InvalidInput(where, message, hint)
         if shape is None or item.shape is not None:
             return item
@@ -194,6 +197,16 @@ def _declared(where: str, item: Item, dtype: str, shape: Shape | None) -> Item:
         raise InvalidInput(where, f"{message}, expected {arrays.text_of(dtype, shape)}") from None
     named = own or arrays.name_of(element)
     return item if named is None else Item(item.name, item.key, item.data, named, filled)
+
+
+def _can_be_reshaped(found: Shape | None, wanted: Shape | None) -> bool:
+    if found is None or wanted is None:
+        return False
+    try:
+        arrays.filled_shape(wanted, math.prod(found))
+    except ValueError:
+        return False
+    return True
 
 
 def _item(where: str, name: str, key: int, value: Value, spec: SetSpec | None) -> Item:

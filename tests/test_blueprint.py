@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from dandelion.backends.gpu.plan import plan
 
@@ -367,3 +368,38 @@ def test_a_source_is_looked_into_once(monkeypatch: pytest.MonkeyPatch) -> None:
     document["kernels"] |= {"two": "lib.cl", "three": "again"}
     bp.parse_blueprint(json.dumps(document), {"lib.cl": source})
     assert seen == [source.decode()]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (lambda b: b.launch("k", [b.a, 1.5]), "kernel k: 1.5 (float) is no argument"),
+        (lambda b: b.launch("k", [b.copy]), "write b['name'] for the buffer"),
+        (lambda b: b.launch("k", [b.a], grid=b.a), "size: the buffer 'a' is no size"),
+        (lambda b: b.launch("k", [b.a], grid=(2, "x")), "size: 'x' is no size"),
+        (lambda b: b.buffer("grid", b.a), "'size' is a buffer; write like=b.a"),
+        (lambda b: bp.scalar("i32", 2**31), "2147483648 is no i32"),
+        (lambda b: bp.scalar("i32", 1.5), "1.5 is no i32"),
+        (lambda b: bp.scalar("f32", b.a[0]), "a size cannot be passed as f32"),
+        (lambda b: bp.scalar("i32", b.a), "the buffer 'a' is no number"),
+    ],
+)
+def test_mistakes_in_the_builder_say_what_to_write(mistake: Any, words: str) -> None:
+    b = bp.Blueprint(inputs=["a", "copy"], modules={"m": "m.c"})
+    with pytest.raises(InvalidInput) as caught:
+        mistake(b)
+    assert words in str(caught.value)
+
+
+def test_the_builder_takes_numbers_of_numpy_and_differences() -> None:
+    b = bp.Blueprint(inputs=["a"], modules={"m": "m.c"})
+    b.launch("k", [np.int32(3), b.a[0] - 1, 7 - b.a[0]], grid=np.int64(2))
+    (launch,) = b.build().blueprint.control_flow
+    assert isinstance(launch, bp.ExecKernel)
+    read, minus = bp.FromInput("a", 0), bp.Absolute(-1)
+    assert launch.args == (
+        bp.Scalar(bp.ScalarType.I64, 3),
+        bp.Scalar(bp.ScalarType.I64, bp.Add((read, bp.Mul((minus, bp.Absolute(1)))))),
+        bp.Scalar(bp.ScalarType.I64, bp.Add((bp.Absolute(7), bp.Mul((minus, read))))),
+    )
+    assert launch.launch.grid_dim_x == bp.Absolute(2)

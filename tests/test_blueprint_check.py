@@ -11,6 +11,7 @@ import pytest
 from dandelion.backends.gpu.plan import plan
 
 import dandelion.blueprint as bp
+from dandelion.blueprint.check import check_blueprint
 from dandelion.errors import InvalidBlueprint, InvalidInput
 from tests.blueprint_spellings import (
     CANONICAL,
@@ -221,3 +222,41 @@ def test_a_thousand_broken_blueprints_only_give_invalid_blueprint() -> None:
         except (InvalidInput, InvalidBlueprint):
             continue
     assert refused > 800
+
+
+@pytest.mark.parametrize(
+    ("parameter", "argument", "fits"),
+    [
+        ("i32 n", bp.scalar("i32", 7), True),
+        ("i32 n", bp.scalar("u32", 7), True),
+        ("const u64 count", 7, True),
+        ("i64 n", bp.scalar("i32", 7), False),
+        ("i32 n", 7, False),
+        ("i32 n", "cfg", False),
+        ("i64 n", "cfg", True),
+        ("i16 n", bp.scalar("i32", 7), False),
+        ("f32 n", bp.scalar("i32", 7), False),
+        ("i32 n", bp.scalar("f32", 7), False),
+        ("float n", bp.scalar("f32", 7), True),
+        ("f64 n", bp.scalar("f32", 7), False),
+        ("unsigned  int n", bp.scalar("u32", 7), True),
+        ("unsigned long long n", bp.scalar("u32", 7), False),
+        ("signed char n", bp.scalar("i8", 7), True),
+        ("int n", bp.Raw(bytes(4)), True),
+        ("int n", bp.Raw(bytes(8)), False),
+        ("item_t n", bp.scalar("i32", 7), True),  # not known
+        ("struct pair n", bp.Raw(bytes(16)), True),
+        ("T n", 7, True),
+    ],
+)
+def test_numbers_have_the_types_of_the_source(parameter: str, argument: Any, fits: bool) -> None:
+    source = f"KERNEL void k(GLOBAL i32 *y, {parameter}) {{}}".encode()
+    b = bp.Blueprint(inputs=["cfg"], modules={"m": "m.c"})
+    given = b.cfg[0] if argument == "cfg" else argument
+    b.launch("k", [b.buffer("y", 4), given])
+    found = check_blueprint(b.build(), {"m.c": source})
+    assert [p.code for p in found] == ([] if fits else ["argument"])
+    for problem in found:
+        assert problem.where == "blueprint.control_flow[0].args[1]"
+        kind = problem.message.split()[-1]
+        assert f'scalar("{kind}", ...)' in problem.expected

@@ -341,3 +341,14 @@ def test_the_name_of_the_decorator_is_not_the_module_of_that_name() -> None:
     assert FunctionSpec.__module__ == "dandelion.function"
     assert dd.function is by_name
     assert callable(dd.function)
+
+
+def test_limits_of_gpu_functions_are_given_by_their_fields_too() -> None:
+    def described(**limits: float) -> Any:
+        return dd.gpu_function("f", "{}", inputs=["x"], outputs=["y"], files={}, limits=limits)
+
+    assert described(wall_s=2).limits.wall_s == 2
+    with pytest.raises(InvalidInput, match=r"f\.limits: no limit 'wall'; did you mean 'wall_s'"):
+        described(wall=2)
+    with pytest.raises(InvalidInput, match=r"f\.limits"):
+        described(wall_s="long")  # type: ignore[arg-type]

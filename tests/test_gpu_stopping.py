@@ -246,7 +246,7 @@ def test_parts_of_the_wrong_size_are_cut_anew_and_ever_more_rarely() -> None:
     device = HostDevice(KERNELS, graphs=True)
     modules = Modules(device, part_ns=PART_NS)
     ready = ready_plan()
-    modules._ready[ready.plan] = ready
+    modules._ready[ready.key] = ready
     run_parts(ready.times, [0] * 100, lambda step: PART_NS)
     ready.ran([100 * PART_NS])
     cuts = []

@@ -243,7 +243,7 @@ def test_open_arguments_are_computed_in_each_call() -> None:
     with pytest.raises(InvalidInput, match="divisor is zero") as caught:
         made.open_arguments[2].packed(lambda _, i: numbers[i])
     assert caught.value.where == "blueprint.control_flow[2].args[0]"
-    numbers[1] = 2**62
+    numbers |= {1: 2**62, 2: 1}
     with pytest.raises(InvalidInput, match="a product comes to"):
         made.open_arguments[2].packed(lambda _, i: numbers[i])
     with pytest.raises(InvalidInput, match="2-th integer of 'cfg', whose item has 16 bytes"):

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 import pytest
-from dandelion.backends.process.constants import LEAST_BYTES, ConstantFiles
+from dandelion.backends.process.constants import KEPT_FILES, LEAST_BYTES, ConstantFiles
 from dandelion.backends.process.engine import ProcessEngine
 
 from dandelion.data import Item, ItemSet
-from dandelion.errors import Raised, Unauthorized
+from dandelion.errors import ContextFull, Raised, Unauthorized
 from dandelion.function import Function, digest_of
 
 from .python_functions import first, function, process_engine, run
@@ -173,7 +173,7 @@ def test_files_that_are_too_large_together_are_made_anew() -> None:
     assert len(static_files()) == before
 
 
-def test_no_memory_for_the_file_ends_one_call(
+def test_without_a_file_the_sets_are_copied(
     engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = with_static(SUMS, static("w", LARGE[::-1]))
@@ -181,11 +181,27 @@ def test_no_memory_for_the_file_ends_one_call(
     def refuse(*_: object) -> int:
         raise OSError(24, "Too many open files")
 
+    other = with_static(SUMS, static("w", LARGE))
+    assert call(engine, other) == total(b"\1", LARGE)
+    assert static_files()
     with monkeypatch.context() as patch:
-        patch.setattr("os.memfd_create", refuse)
-        with pytest.raises(Exception, match="Too many open files"):
-            call(engine, wanted)
+        patch.setattr("dandelion.backends.process.constants.wire.sealed_file", refuse)
+        with pytest.raises(ContextFull, match="Too many open files"):
+            call(engine, with_static(SUMS, static("w", LARGE * 3)))  # by file, too
+        assert not static_files(), "there is room for others"
+        patch.setattr("dandelion.backends.process.wire.INLINE_BYTES", 1 << 17)
+        assert call(engine, wanted) == total(b"\1", LARGE[::-1])
     assert call(engine, wanted) == total(b"\1", LARGE[::-1])
+    assert static_files()
+
+
+def test_many_functions_take_few_descriptors(engine: ProcessEngine) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(KEPT_FILES + 10):
+        wanted = with_static(SUMS, static("w", LARGE, bytes([number])))
+        assert call(engine, wanted) == total(b"\1", LARGE, bytes([number]))
+    assert len(static_files()) == KEPT_FILES
+    assert len(os.listdir("/proc/self/fd")) < before + KEPT_FILES + 40
 
 
 def test_a_denied_call_is_seen_with_constants(engine: ProcessEngine) -> None:

@@ -108,7 +108,11 @@ class Graphs:
             if made is None or made.source is None:
                 self._undo(calls.destroy_graph, source)
         self._graphs.append(made)
-        self._do("capture", calls.upload(executable, stream))
+        try:
+            self._do("capture", calls.upload(executable, stream))
+        except DandelionError:
+            self.release(made)
+            raise
         return made
 
     def _make_streams(self, lanes: int) -> None:

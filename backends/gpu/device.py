@@ -47,7 +47,7 @@ from .source import LoadedCode
 Handle = NewType("Handle", object)
 """Something that belongs to the device: a module, a prepared launch, a graph, a mark.
 
-Prepared launches are hashed, and equal only if they are the same."""
+Prepared launches of kernels are hashed, and equal only if they are the same."""
 
 
 class Device(abc.ABC):

@@ -16,19 +16,19 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from dandelion.blueprint.uses import symbol_of
 from dandelion.data import Bytes
-from dandelion.errors import DeviceFull
+from dandelion.errors import DeviceFault, DeviceFull
 from dandelion.function import Digest
 
 from .constants import ResidentConstants
 from .device import Device, Handle, Variables
 from .graph_parts import Width, graph_parts
 from .local_memory import with_local_memory
-from .open_arguments import Values
+from .open_arguments import Values, bits_of
 from .pacing import PART_NS, StepTimes
 from .plan import Launch, Plan
 from .prepared_steps import prepare_steps, with_values
@@ -72,7 +72,7 @@ class Modules:
         lanes = device.abilities.graph_lanes
         self._width = Width(lanes, found.compute_units, found.unit_threads)
         self._modules: OrderedDict[Digest, Handle] = OrderedDict()
-        self._ready: OrderedDict[Plan, Ready] = OrderedDict()
+        self._ready: OrderedDict[tuple[Plan, tuple[int, ...]], Ready] = OrderedDict()
         self._used: dict[str, set[Digest]] = {}  # modules by function, until it is forgotten
         self._passing: list[Ready] = []  # with modules of their own
         self.loads = self.load_ns = 0
@@ -99,7 +99,7 @@ class Modules:
             InvalidFunction: a module cannot be compiled or loaded.
         """
         plan = plan.twin or plan
-        found = self._ready.get(plan)
+        found = self._ready.get((plan, bits_of(values)))
         if found is None:
             try:
                 try:
@@ -114,16 +114,29 @@ class Modules:
                 self._passing.append(found)
                 self._trim_modules(found.modules)
                 return found
-            self._ready[plan] = found
+            self._ready[found.key] = found
             self._trim(found)
         self.use(found, values)
         return found
 
     def use(self, ready: Ready, values: Values) -> None:
         """Note that a plan is about to run with these values; capture it when that is due."""
-        self._ready.move_to_end(ready.plan)
-        ready.set_values(self._device, values)
+        self._ready.move_to_end(ready.key)
+        if values != ready.values:
+            self._set_values(ready, values)
         self.prepare(ready)
+
+    def _set_values(self, ready: Ready, values: Values) -> None:
+        """Give open arguments their values; without graphs if these cannot be changed."""
+        try:
+            ready.set_values(self._device, values)
+        except (DeviceFault, DeviceFull):
+            if self._device.fault() is not None or not ready.captures:
+                raise
+            for one in (ready, *straight(ready.sections)):
+                self._discard_graphs(one)
+                one.captures = False
+            ready.set_values(self._device, values)
 
     def prepare(self, ready: Ready) -> None:
         """Capture a plan, or a section of one, when that is due."""
@@ -133,7 +146,8 @@ class Modules:
     def _capture(self, ready: Ready) -> None:
         """Capture a plan as one graph if it is brief, else as one for each part."""
         ready.capture_due = False
-        if ready.own or not 1 <= len(ready.order or ()) <= GRAPH_LAUNCHES:
+        few = 1 <= len(ready.order or ()) <= GRAPH_LAUNCHES
+        if ready.own or not ready.captures or not few:
             return
         steps, order = ready.plan.steps, list(ready.plan.walk())
         width = Width(1) if ready.restored else self._width  # they may share a variable
@@ -182,7 +196,7 @@ class Modules:
         while len(self._ready) > 1 and (
             len(self._ready) > self._plans or launches > PLANNED_LAUNCHES
         ):
-            oldest = next(p for p in self._ready if p is not kept.plan)
+            oldest = next(key for key in self._ready if key != kept.key)
             launches -= self._ready[oldest].launches
             self._drop(oldest)
         self._trim_modules(kept.modules)
@@ -242,7 +256,7 @@ class Modules:
             }.values()
         )
         made = Ready(
-            plan, program.identity, resident, steps, digests, None, times,
+            plan, program.identity, resident, steps, digests, None, times, bits_of(values),
             _open_steps(plan, steps), values, own, restored,
         )  # fmt: skip
         if plan.words:
@@ -276,20 +290,22 @@ class Modules:
         return found, code.digest
 
     def _unload(self, digest: Digest) -> None:
-        for plan in [p for p, r in self._ready.items() if digest in r.modules]:
-            self._drop(plan)
+        self._drop_those(lambda ready: digest in ready.modules)
         self._device.unload(self._modules.pop(digest))
 
-    def _drop(self, plan: Plan) -> None:
-        gone = self._ready.pop(plan)
+    def _drop_those(self, are_outdated: Callable[[Ready], bool]) -> None:
+        for key in [key for key, ready in self._ready.items() if are_outdated(ready)]:
+            self._drop(key)
+
+    def _drop(self, key: tuple[Plan, tuple[int, ...]]) -> None:
+        gone = self._ready.pop(key)
         gone.dropped = True
         self._discard_graphs(gone)
         self._device.discard(gone.steps, None)
 
     def forget(self, identity: str) -> None:
         """Drop the ready plans of a function, and modules that no other function uses."""
-        for plan in [p for p, r in self._ready.items() if r.identity == identity]:
-            self._drop(plan)
+        self._drop_those(lambda ready: ready.identity == identity)
         used = self._used.pop(identity, set())
         for digest in used.difference(*self._used.values()).intersection(self._modules):
             self._unload(digest)
@@ -297,13 +313,12 @@ class Modules:
     def forget_plans(self) -> None:
         """Drop all ready plans: their addresses are not valid any more. Modules stay."""
         self.expire()
-        for plan in list(self._ready):
-            self._drop(plan)
+        for key in list(self._ready):
+            self._drop(key)
 
     def forget_constants(self, resident: ResidentConstants) -> None:
         """Drop the ready plans whose launches point to constants that will be dropped."""
-        for plan in [p for p, r in self._ready.items() if r.resident is resident]:
-            self._drop(plan)
+        self._drop_those(lambda ready: ready.resident is resident)
 
     def close(self) -> None:
         """Drop everything."""

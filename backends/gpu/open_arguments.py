@@ -5,6 +5,10 @@ size of the blueprint depends on that integer, the argument is open in the plan,
 not part of the keys under which plans are kept: each call gives the argument its value, in the
 prepared launches and in their graphs.
 
+How long a call takes may depend on such an integer, a count for instance. So calls whose integers
+have as many bits are alike, and others are measured, cut into parts and captured by themselves: a
+position up to 2,000 makes eleven kinds of calls.
+
 Rejected: memory on the device from which kernels read such integers. They are parameters of the
 kernels, whose code is the user's.
 """
@@ -64,6 +68,16 @@ class OpenArgument:
             message = f"it comes to {value}, which is no {self.scalar.dtype.value}"
             raise InvalidInput(self.where, message)
         return found
+
+
+def bits(value: int) -> int:
+    """Give how many bits an integer has, below zero if it is."""
+    return value.bit_length() if value >= 0 else -value.bit_length()
+
+
+def bits_of(values: Values) -> tuple[int, ...]:
+    """Give how many bits each value has."""
+    return tuple([bits(int.from_bytes(value, "little", signed=True)) for value in values])
 
 
 def _fail(where: str, _: Size, message: str) -> DandelionError:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from dandelion.blueprint import FromInput, GpuConfig, parse_blueprint
-from dandelion.blueprint.uses import integers_planned, with_access, written_buffers
+from dandelion.blueprint.uses import integers_planned, integers_read, with_access, written_buffers
 from dandelion.data import Bytes, Item
 from dandelion.driver import InstanceSets
 from dandelion.errors import InternalError, InvalidBlueprint, InvalidInput, Problem, nearest
@@ -19,16 +19,17 @@ from dandelion.function import Digest, Function, FunctionSpec
 
 from .draft_records import Choices
 from .layout import Slot, aligned
-from .open_arguments import OpenArgument, Values
+from .open_arguments import OpenArgument, Values, bits
 from .plan import Plan
 from .plan_cache import PlanCache
 
 Signature: TypeAlias = tuple[int | None, ...]
-"""All that the plan of a call depends on, beside its function."""
+"""What the calls of a function have in common that are alike; see `Program.signature`."""
 ConstantsKey: TypeAlias = tuple[str, tuple[tuple[str, Digest], ...]]
 """The tenant that shares its constants with no other, or an empty text; their digests by name."""
 
 _INTEGER = struct.Struct("<q")
+_INTEGERS = frozenset({"int64", "uint64", "uint8"})  # bytes may be anything
 _KEPT_BYTES = 1024 * 1024
 
 
@@ -45,6 +46,7 @@ class Program:
         outputs: names of the output sets, in their order.
         integers: those that plans depend on.
         reads: the same: position of the set, offset in bytes.
+        open_reads: likewise of the integers that only go to kernels by value.
         varying: positions of the sets that are not static.
         constants: digests of the static sets that no kernel writes to, by the buffer's name.
         constants_key: by which equal constants are known on a device.
@@ -58,14 +60,17 @@ class Program:
     outputs: tuple[str, ...]
     integers: tuple[FromInput, ...]
     reads: tuple[tuple[int, int], ...]
+    open_reads: tuple[tuple[int, int], ...]
     varying: tuple[int, ...]
     constants: Mapping[str, Digest]
     constants_key: ConstantsKey
 
     def signature(self, inputs: InstanceSets) -> Signature:
-        """Give all that the plan of a call depends on: sizes, and integers that sizes read.
+        """Give what calls have in common that are alike.
 
-        Static sets never change, so their sizes say nothing.
+        These are sizes, integers that sizes read, and how many bits the other integers have that
+        the blueprint reads: calls with integers of another size may take another time. Static
+        sets never change, so their sizes say nothing.
 
         Raises:
             InvalidInput: a set is missing or has more than one item.
@@ -85,6 +90,13 @@ class Program:
             item = item_set.items[0]
             inside = offset + 8 <= item.size_bytes
             found.append(_INTEGER.unpack_from(item.data, offset)[0] if inside else None)
+        for position, offset in self.open_reads:
+            item_set = inputs[position]
+            if item_set is None:
+                raise InternalError(f"{self.function}: no integer can be read")
+            data = item_set.items[0].data
+            inside = offset + 8 <= item_set.items[0].size_bytes
+            found.append(bits(_INTEGER.unpack_from(data, offset)[0]) if inside else None)
         return tuple(found)
 
     def values(self, arguments: Sequence[OpenArgument], inputs: InstanceSets) -> Values:
@@ -162,6 +174,7 @@ def make_program(function: Function) -> Program:
         spec.output_names,
         code.integers,
         tuple((position[r.bufname], r.idx * 8) for r in code.integers),
+        tuple((position[r.bufname], r.idx * 8) for r in code.open_integers),
         tuple(position[name] for name in names if name not in spec.static),
         constants,
         (function.scope, tuple(constants.items())),
@@ -175,11 +188,13 @@ class _Code:
     Attributes:
         config: the blueprint, checked, with all that is known of its kernels' parameters.
         integers: what plans depend on.
+        open_integers: other ones that it reads.
         written: buffers that a kernel may write to.
     """
 
     config: GpuConfig
     integers: tuple[FromInput, ...]
+    open_integers: tuple[FromInput, ...]
     written: frozenset[str]
 
 
@@ -187,7 +202,9 @@ class _Code:
 def _code(main: bytes, files: tuple[tuple[str, bytes], ...]) -> _Code:
     named = dict(files)
     config = with_access(parse_blueprint(main, named), named)
-    return _Code(config, integers_planned(config), frozenset(written_buffers(config)))
+    planned = integers_planned(config)
+    others = tuple(integer for integer in integers_read(config) if integer not in planned)
+    return _Code(config, planned, others, frozenset(written_buffers(config)))
 
 
 def _frozen(files: Mapping[str, Bytes]) -> tuple[tuple[str, bytes], ...]:
@@ -226,6 +243,13 @@ def _mismatches(spec: FunctionSpec, config: GpuConfig) -> list[Problem]:
             close = nearest(name, body.outputs) or ""
             message = f"the blueprint has no output '{name}'"
             problems.append(Problem("unknown-output", message, f"outputs.{name}", nearest=close))
+    declared = {s.name: s for s in spec.inputs}
+    for name in dict.fromkeys(integer.bufname for integer in integers_read(config)):
+        dtype = declared[name].dtype if name in declared else None
+        if dtype is not None and dtype not in _INTEGERS:
+            message = f"the blueprint reads 64-bit integers in it, and it is declared as {dtype}"
+            expected = "int64"
+            problems.append(Problem("dtype", message, f"inputs.{name}", expected=expected))
     if spec.batching is not None and body.present_if:
         message = "outputs that may be absent cannot be divided among the calls of a batch"
         problems.append(Problem("batching", message, "blueprint.present_if"))

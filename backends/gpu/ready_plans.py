@@ -42,6 +42,7 @@ class Ready:
     Attributes:
         plan: which.
         identity: of its function.
+        alike: how many bits its open arguments have.
         resident: constants that its launches point to.
         steps: prepared, by the indices of the plan.
         modules: digests of the modules in use.
@@ -56,6 +57,7 @@ class Ready:
         segments: what was captured.
         graph: of all steps, if it is brief and was captured.
         capture_due: it is to be captured, or anew, before its next call.
+        captures: it may be.
         dropped: it cannot run any more.
         sections: of a plan with loops that look at a word, which are what runs then.
     """
@@ -67,6 +69,7 @@ class Ready:
     modules: frozenset[Digest]
     order: list[Handle] | None
     times: StepTimes
+    alike: tuple[int, ...] = ()
     open_steps: Sequence[tuple[Handle, Sequence[tuple[int, int]]]] = ()
     values: Values | None = ()
     own: list[Handle] = field(default_factory=list)
@@ -75,11 +78,17 @@ class Ready:
     segments: tuple[Segment, ...] = ()
     graph: Handle | None = None
     capture_due: bool = False
+    captures: bool = True
     dropped: bool = False
     sections: tuple[Ready | ReadyRound, ...] = ()
     _measured: bool = False
     _misfits: int = 0
     _tolerated: int = _TOLERATED
+
+    @property
+    def key(self) -> tuple[Plan, tuple[int, ...]]:
+        """By which it is found."""
+        return self.plan, self.alike
 
     @property
     def launches(self) -> int:

@@ -3,7 +3,8 @@
 Copied for each call they would take 0.4 ms and more for each MiB. A file is sealed against writing.
 Each call gets a file description of its own, open for reading only, and its sandbox closes it as
 soon as it is mapped: position and times of a file that a call could see or change would tell it of
-other calls.
+other calls. (A package of the function's own can prevent that, when its zygote imports it; then
+calls of that function can see when others began.)
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ LEAST_BYTES = 32 * 1024
 """Less is copied to each call, which takes less time than mapping."""
 KEPT_BYTES = 512 << 20
 """Files of more are made anew when they are needed, those that were used longest ago first."""
+KEPT_FILES = 64
+"""Likewise: each takes a descriptor of the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +60,34 @@ class ConstantFiles:
 
     Args:
         kept_bytes: of all files; the one used last is kept in any case.
+        kept_files: how many.
     """
 
-    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, kept_bytes: int = KEPT_BYTES, kept_files: int = KEPT_FILES) -> None:
         self._kept_bytes = kept_bytes
+        self._kept_files = kept_files
         self._files: OrderedDict[Digest, _Kept] = OrderedDict()
         self._size_bytes = 0
         self._lock = threading.Lock()
+        self._making = threading.Lock()
 
     @contextmanager
     def of(self, function: Function) -> Iterator[Constants | None]:
-        """Yield the constants of a function, open for one call; None if they are small.
+        """Yield the constants of a function, open for one call.
 
-        Raises:
-            OSError: there is no memory for the file.
+        It is None if they are to be copied: they are small, or there can be no file.
         """
-        if not function.static or _size(function) < LEAST_BYTES:
-            yield None
-            return
-        found = self._opened(function.identity) or self._made(function)
+        found = None
+        if function.static and _size(function) >= LEAST_BYTES:
+            try:
+                found = self._opened(function.identity) or self._made(function)
+            except OSError:  # perhaps there are too many: make room
+                self.close()
         try:
             yield found
         finally:
-            os.close(found.file)
+            if found is not None:
+                os.close(found.file)
 
     def _opened(self, identity: Digest) -> Constants | None:
         with self._lock:
@@ -90,18 +98,24 @@ class ConstantFiles:
             return _opened(kept)
 
     def _made(self, function: Function) -> Constants:
+        with self._making:  # calls that come together need one file
+            return self._opened(function.identity) or self._make(function)
+
+    def _make(self, function: Function) -> Constants:
         names = function.spec.input_names
         positions = tuple(i for i, name in enumerate(names) if name in function.static)
         parts = wire.item_parts(function.static[names[i]] for i in positions)
         size_bytes = sum(map(len, parts))
         kept = _Kept(wire.sealed_file("dandelion-static", parts), size_bytes, positions)
         with self._lock:
-            self._drop(function.identity)  # another call may have made it meanwhile
             self._files[function.identity] = kept
             self._size_bytes += size_bytes
-            while self._size_bytes > self._kept_bytes and len(self._files) > 1:
+            while len(self._files) > 1 and self._is_too_much():
                 self._drop(next(iter(self._files)))
             return _opened(kept)
+
+    def _is_too_much(self) -> bool:
+        return self._size_bytes > self._kept_bytes or len(self._files) > self._kept_files
 
     def forget(self, function: Function) -> None:
         """Drop the file of a function; calls that run keep it."""

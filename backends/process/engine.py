@@ -185,8 +185,6 @@ class ProcessEngine(Engine):
                 _send_call(call, sandbox, program, constants)
         except ConnectionError:
             return StopReason.CLOSED
-        except OSError as error:
-            raise ContextFull(f"no memory file: {error.strerror}", 0, 0) from None
         return None
 
     def _begin(self, running: _Running, sandbox: Sandbox) -> None:
@@ -296,7 +294,7 @@ def _send_call(
 
     Raises:
         ConnectionError: the sandbox is gone.
-        OSError: there is no memory.
+        ContextFull: there is no memory.
     """
     limits = call.function.spec.limits
     record = wire.EncodedCall(
@@ -314,7 +312,10 @@ def _send_call(
     if size <= wire.INLINE_BYTES:
         wire.send(sandbox.channel, parts, files)
         return
-    file = wire.sealed_file("dandelion-input", parts)
+    try:
+        file = wire.sealed_file("dandelion-input", parts)
+    except OSError as error:
+        raise ContextFull(f"no memory file: {error.strerror}", 0, 0) from None
     try:
         wire.send(sandbox.channel, parts[:1], [file, *files])
     finally:

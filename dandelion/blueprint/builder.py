@@ -11,8 +11,9 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import SupportsIndex, TypeAlias
 
 from dandelion.blueprint.builder_groups import Alternatives, Choice, collected
 from dandelion.blueprint.builder_operations import OperationBuilder
@@ -126,6 +127,9 @@ class Blueprint(OperationBuilder):
             like: a buffer of the same size; give this or `size`.
             temporary: it is not an output by default.
         """
+        if isinstance(size, Buffer):
+            hint = f"write like=b.{size.name} for its size, or sizeof(b.{size.name})"
+            raise InvalidInput(f"buffer {name}", "'size' is a buffer", hint)
         if (size is None) == (like is None):
             raise InvalidInput(f"buffer {name}", "give exactly one of 'size' and 'like'")
         if like is not None:
@@ -175,7 +179,11 @@ class Blueprint(OperationBuilder):
         config = LaunchConfig(
             *_three("grid", grid), *_three("block", block), size_of(shared_mem_bytes)
         )
-        self._levels[-1].append(ExecKernel(kernel, tuple(_argument(a) for a in args), config))
+        try:
+            given = tuple(_argument(a) for a in args)
+        except InvalidInput as error:
+            raise InvalidInput(f"kernel {kernel}", error.message, error.hint) from None
+        self._levels[-1].append(ExecKernel(kernel, given, config))
 
     def _add(self, action: Action) -> None:
         self._levels[-1].append(action)
@@ -293,7 +301,9 @@ def _codes(given: CodeLike | Sequence[CodeLike]) -> tuple[Code, ...]:
 
 
 def _three(what: str, given: Sequence[SizeLike] | SizeLike) -> tuple[Size, Size, Size]:
-    values = [given] if isinstance(given, Expression | int) else list(given)
+    if isinstance(given, Buffer):
+        size_of(given)  # says that it is none
+    values = [given] if isinstance(given, Expression | SupportsIndex) else list(given)
     if not 1 <= len(values) <= 3:
         raise InvalidInput(what, f"{len(values)} dimensions instead of one to three")
     x, y, z = [size_of(v) for v in (*values, 1, 1)[:3]]
@@ -310,4 +320,13 @@ def _argument(given: ArgumentLike) -> Argument:
         if isinstance(size, Absolute):
             return Scalar(ScalarType.I64, size.value)
         return Scalar(ScalarType.U64 if isinstance(size, Sizeof) else ScalarType.I64, size)
-    return Scalar(ScalarType.I64, given) if isinstance(given, int) else given
+    if isinstance(given, Ptr | Scalar | Raw):
+        return given
+    if isinstance(given, SupportsIndex):
+        return Scalar(ScalarType.I64, operator.index(given))
+    hint = "give buffers, integers, sizes, scalar('f32', 0.5) or Raw(bytes)"
+    if callable(given):
+        hint = "the builder has a method of this name: write b['name'] for the buffer"
+    raise InvalidInput(
+        "argument", f"{given!r:.60} ({type(given).__name__}) is no argument of a kernel", hint
+    )

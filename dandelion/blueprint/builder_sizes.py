@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from dandelion.blueprint.numbers import pack
 from dandelion.blueprint.records import (
     Absolute,
     Add,
@@ -23,7 +25,10 @@ from dandelion.errors import InvalidInput, nearest
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A size that is known when the inputs are known; ``+`` and ``*`` make new ones."""
+    """A size that is known when the inputs are known; ``+``, ``-`` and ``*`` make new ones.
+
+    `ceil_div` divides.
+    """
 
     size: Size
 
@@ -38,6 +43,12 @@ class Expression:
 
     def __rmul__(self, other: int) -> Expression:
         return Expression(Mul((Absolute(other), self.size)))
+
+    def __sub__(self, other: SizeLike) -> Expression:
+        return Expression(Add((self.size, Mul((Absolute(-1), size_of(other))))))
+
+    def __rsub__(self, other: int) -> Expression:
+        return Expression(Add((Absolute(other), Mul((Absolute(-1), self.size)))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +97,39 @@ def by_batch(value: int, *, even: bool = False) -> Expression:
 def scalar(dtype: str, value: SizeLike | float) -> Scalar:
     """An argument by value, of a type such as ``"i32"`` or ``"f32"``."""
     kind = _scalar_type(dtype)
+    if isinstance(value, Buffer):
+        hint = "pass the buffer itself for its address, or b.x[0] for an integer in it"
+        raise InvalidInput("scalar", f"the buffer '{value.name}' is no number", hint)
     if isinstance(value, Expression):
+        if kind.is_float and not isinstance(value.size, Absolute):
+            hint = "let the kernel convert it: pass it as an i64"
+            raise InvalidInput("scalar", f"a size cannot be passed as {kind.value}", hint)
         size = value.size
         return Scalar(kind, size.value if isinstance(size, Absolute) else size)
-    return Scalar(kind, float(value) if kind.is_float else value)
+    try:
+        number = float(value) if kind.is_float else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidInput("scalar", f"{value!r:.60} is no {kind.value}") from None
+    made = Scalar(kind, number)
+    if pack(made, number) is None:
+        raise InvalidInput("scalar", f"{value!r:.60} is no {kind.value}")
+    return made
 
 
 def size_of(value: SizeLike) -> Size:
-    """Return the record of a size."""
-    return value.size if isinstance(value, Expression) else Absolute(value)
+    """Return the record of a size.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    if isinstance(value, Expression):
+        return value.size
+    try:
+        return Absolute(operator.index(value))
+    except TypeError:
+        hint = "give an integer, sizeof(b.x), b.x.elements('f32'), b.x[0], or a sum of such"
+        kind = f"the buffer '{value.name}'" if isinstance(value, Buffer) else f"{value!r:.60}"
+        raise InvalidInput("size", f"{kind} is no size", hint) from None
 
 
 def _scalar_type(name: str) -> ScalarType:

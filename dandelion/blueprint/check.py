@@ -1,7 +1,7 @@
 """The static check: all mistakes of a blueprint that do not depend on its inputs.
 
-Names must be known, numbers in range, launches bounded, files present, and the number of arguments
-that of the kernel's parameters, if its source or its declared access shows them. What depends on a
+Names must be known, numbers in range, launches bounded, files present, and arguments must fit the
+kernel's parameters, as far as its source or its declared access shows them. What depends on a
 call's inputs is checked by the plan of that call, with the same messages.
 """
 
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 
+from dandelion.blueprint.check_arguments import argument_problems
 from dandelion.blueprint.check_candidates import candidate_problems
 from dandelion.blueprint.check_cycles import cycle_problems
 from dandelion.blueprint.check_operations import operation_problems
@@ -27,7 +28,6 @@ from dandelion.blueprint.records import (
     MAX_LAUNCHES,
     SHARED_LIMIT_BYTES,
     Absolute,
-    Access,
     Action,
     Add,
     Argument,
@@ -304,7 +304,8 @@ class _Checker:
         if kernel is None:
             yield _unknown("kernel", action.kernel, self.kernels, f"{where}.kernel")
         else:
-            yield from self.arity(where, kernel, action.args)
+            known = self.signatures.get(kernel.name)
+            yield from argument_problems(where, kernel, known, action.args)
         for index, argument in enumerate(action.args):
             yield from self.argument(f"{where}.args[{index}]", argument)
         yield from self.launch(f"{where}.launch", action.launch)
@@ -324,24 +325,6 @@ class _Checker:
                 sound = False
                 yield problem
         yield from operation_problems(where, action, self.body.buffers, sound)
-
-    def arity(self, where: str, kernel: Kernel, args: tuple[Argument, ...]) -> Iterator[Problem]:
-        known = self.signatures.get(kernel.name)
-        for access in (kernel.access, known.access if known else None):
-            if access is None or (access == () and (known is None or access is kernel.access)):
-                continue
-            if len(args) != len(access):
-                expected = f"{len(access)} arguments"
-                message = f"kernel '{kernel.name}' has a different number of parameters"
-                yield Problem(
-                    "arity", message, f"{where}.args", expected=expected, found=str(len(args))
-                )
-                return
-            for index, (argument, way) in enumerate(zip(args, access, strict=True)):
-                if isinstance(argument, Ptr) != (way is not Access.VALUE):
-                    expected = "a value" if way is Access.VALUE else "a pointer"
-                    message = f"parameter {index} of kernel '{kernel.name}' is {expected}"
-                    yield Problem("argument-kind", message, f"{where}.args[{index}]")
 
     def argument(self, where: str, argument: Argument) -> Iterator[Problem]:
         if isinstance(argument, Ptr):

@@ -1,8 +1,8 @@
 """Kernel signatures, as far as the text of a source shows them.
 
 The reader knows enough of C to find ``KERNEL void name(parameters)`` (or ``__kernel``, or
-``__global__``) and to split the parameters: how many there are, and which are pointers to const. A
-signature that macros hide is not found.
+``__global__``) and to split the parameters: how many there are, which are pointers to const, and
+which are numbers of a known type. A signature that macros hide is not found.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from dandelion.blueprint.records import Access
+from dandelion.blueprint.records import Access, ScalarType
 
 HEADER = "dandelion.h"
 """The header of portable sources, with the macros that every device defines."""
@@ -28,6 +28,19 @@ _KERNEL = re.compile(
 _INCLUDE = re.compile(
     r'^[ \t]*#[ \t]*include[ \t]*["<]' + re.escape(HEADER) + r'[">]', re.MULTILINE
 )
+_QUALIFIER = re.compile(r"\b(?:const|volatile|register|signed)\b")
+_NAMED = re.compile(r"(?P<type>[A-Za-z_][\w ]*?)\s+[A-Za-z_]\w*")
+_C_TYPES = {
+    "char": "i8", "unsigned char": "u8", "uchar": "u8", "short": "i16", "unsigned short": "u16",
+    "ushort": "u16", "int": "i32", "unsigned int": "u32", "unsigned": "u32", "uint": "u32",
+    "long": "i64", "unsigned long": "u64", "ulong": "u64", "long long": "i64",
+    "unsigned long long": "u64", "half": "f16", "float": "f32", "double": "f64",
+    "int8_t": "i8", "uint8_t": "u8", "int16_t": "i16", "uint16_t": "u16", "int32_t": "i32",
+    "uint32_t": "u32", "int64_t": "i64", "uint64_t": "u64", "size_t": "u64",
+}  # fmt: skip
+_TYPES = {kind.value: kind for kind in ScalarType} | {
+    name: ScalarType(value) for name, value in _C_TYPES.items()
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +50,13 @@ class KernelSignature:
     Attributes:
         name: the kernel's symbol.
         access: for each parameter READ (pointer to const), BOTH (other pointer) or VALUE.
+        types: for each parameter its type, if it is a number of a type that is known.
         dynamic_local: whether it ends in ``DYNAMIC_LOCAL``.
     """
 
     name: str
     access: tuple[Access, ...]
+    types: tuple[ScalarType | None, ...] = ()
     dynamic_local: bool = False
 
 
@@ -74,7 +89,13 @@ def _signature(name: str, parameters: str) -> KernelSignature:
     plain = re.sub(r"\bDYNAMIC_LOCAL\b", "", parameters)
     parts = [p.strip() for p in plain.split(",")]
     declared = [p for p in parts if p and p != "void"]
-    return KernelSignature(name, tuple(_access(p) for p in declared), dynamic)
+    ways = tuple(_access(p) for p in declared)
+    return KernelSignature(name, ways, tuple(_type(p) for p in declared), dynamic)
+
+
+def _type(parameter: str) -> ScalarType | None:
+    match = _NAMED.fullmatch(" ".join(_QUALIFIER.sub(" ", parameter).split()))
+    return None if match is None else _TYPES.get(match["type"])
 
 
 def _access(parameter: str) -> Access:

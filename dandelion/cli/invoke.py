@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,22 @@ from dandelion.arrays import text_of
 from dandelion.cli.connection import connect
 from dandelion.cli.output import Output, WrongUsage, size_text
 from dandelion.cli.parser import Arguments
-from dandelion.data import Item, ItemSet, Sets
-from dandelion.errors import InvalidInput, nearest
+from dandelion.data import Item, ItemSet, Sets, SetSpec
+from dandelion.errors import DandelionError, InvalidInput, nearest
+from dandelion.frontend.client import Client
 from dandelion.frontend.outgoing import Plain
 from dandelion.frontend.set_encoding import encode_json
 
 PREVIEW = 60  # characters
+_NUMBER = re.compile(r"[-+]?\.?\d[\d_.eE+-]*")
+_OF_BYTES = frozenset({"uint8", "int8", "bool"})
 
 
 def run(arguments: Arguments, out: Output) -> int:
     """Invoke, and print or write the sets."""
     sets = read_sets(arguments.sets)
     with connect(arguments) as client, explaining_json(arguments.sets):
+        check_numbers(arguments.sets, described(client, arguments))
         id_, result = client.invoke_sets(
             arguments.name,
             sets,
@@ -83,6 +88,39 @@ def read_sets(arguments: Iterable[str]) -> dict[str, Any]:
     return sets
 
 
+def check_numbers(arguments: Iterable[str], inputs: Callable[[], Iterable[SetSpec]]) -> None:
+    """Refuse numbers that are given as text to sets of numbers: they would be raw bytes there.
+
+    Args:
+        arguments: of `read_sets`.
+        inputs: gives the input sets; called if a text looks like a number.
+
+    Raises:
+        WrongUsage: with how such a number is written.
+    """
+    texts = {}
+    for argument in arguments:
+        name, _, value = argument.partition("=")
+        if not name.endswith(":") and _NUMBER.fullmatch(value):
+            texts[name] = value
+    for spec in inputs() if texts else ():
+        value = texts.get(spec.name, "")
+        if value and spec.dtype is not None and spec.dtype not in _OF_BYTES:
+            message = f"it is {text_of(spec.dtype, spec.shape)}, and text would be its raw bytes"
+            raise WrongUsage(f"sets.{spec.name}", message, f"write {spec.name}:={value:.60}")
+
+
+def described(client: Client, arguments: Arguments) -> Callable[[], Iterable[SetSpec]]:
+    """Give what asks for the input sets of what is invoked; none if that may not be asked."""
+
+    def inputs() -> Iterable[SetSpec]:
+        with contextlib.suppress(DandelionError):
+            return client.describe(arguments.name, arguments.version_).inputs
+        return ()
+
+    return inputs
+
+
 @contextlib.contextmanager
 def explaining_json(arguments: Iterable[str]) -> Iterator[None]:
     """Say how JSON is written, where a set that looks like it was given as text and refused."""
@@ -91,8 +129,9 @@ def explaining_json(arguments: Iterable[str]) -> Iterator[None]:
     except InvalidInput as error:
         for argument in arguments:
             name, _, value = argument.partition("=")
-            if error.where == f"sets.{name}" and value[:1] in ("[", "{") and not error.hint:
-                error.hint = f"for a JSON value, write {name}:={value:.60}"
+            is_text = not name.endswith(":") and value[:1] not in ("", "@")
+            if error.where == f"sets.{name}" and is_text and not error.hint:
+                error.hint = f"for a number or other JSON, write {name}:={value:.60}"
         raise
 
 

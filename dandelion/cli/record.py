@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dandelion.cli.connection import connect
-from dandelion.cli.invoke import read_sets
+from dandelion.cli.invoke import check_numbers, described, read_sets
 from dandelion.cli.output import Output, size_text
 from dandelion.cli.parser import Arguments
 from dandelion.errors import from_record
@@ -18,6 +18,7 @@ def run(arguments: Arguments, out: Output) -> int:
     """Record an invocation. The exit code is 1 if it failed; it is recorded all the same."""
     sets = read_sets(arguments.sets)
     with connect(arguments) as client:
+        check_numbers(arguments.sets, described(client, arguments))
         data = client.record(
             arguments.name, sets, version=arguments.version_, deadline_s=arguments.deadline
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dandelion.cli.invoke import explaining_json, read_sets, show_result
+from dandelion.cli.invoke import check_numbers, explaining_json, read_sets, show_result
 from dandelion.cli.loading import load_program
 from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments
@@ -33,6 +33,7 @@ def run(arguments: Arguments, out: Output) -> int:
         registered = [r.name for r in node.register(document) if r.kind != "library"]
         chosen = _chosen(name, registered, document)
         with explaining_json(arguments.sets):
+            check_numbers(arguments.sets, lambda: node.signature(chosen).inputs)
             sets = _declared_sets(node, chosen, read_sets(arguments.sets))
             result = node.invoke_sets(chosen, sets, deadline_s=arguments.deadline)
         show_result(arguments, out, "", result.sets)

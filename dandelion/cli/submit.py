@@ -5,7 +5,7 @@ from __future__ import annotations
 from dandelion.asynchronous.records import KeptRequest
 from dandelion.cli.connection import connect
 from dandelion.cli.invocations import follow
-from dandelion.cli.invoke import read_sets
+from dandelion.cli.invoke import check_numbers, described, read_sets
 from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
 
@@ -21,6 +21,7 @@ def run(arguments: Arguments, out: Output) -> int:
         callback=arguments.callback,
     )
     with connect(arguments) as client:
+        check_numbers(arguments.sets, described(client, arguments))
         handle = client.submit_sets(requested, read_sets(arguments.sets))
         if arguments.follow:
             return follow(handle, out)

@@ -33,10 +33,11 @@ from dandelion.documents import (
     ItemContent,
     SetLike,
     as_texts,
+    limits_of,
     set_spec,
     static_contents,
 )
-from dandelion.errors import InvalidFunction, InvalidInput, Problem, nearest
+from dandelion.errors import InvalidFunction, InvalidInput, Problem
 from dandelion.function import Batching, Limits
 from dandelion.markup import clipped, element, heading, page, table
 from dandelion.set_values import item_set
@@ -341,7 +342,7 @@ def function(
         tuple(include),
         dict(files or {}),
         dict(static or {}),
-        limits if isinstance(limits, Limits) else _limits(limits or {}),
+        limits_of(limits, f"{user_place()}: limits"),
         cache,
         batching,
         _secrets(secrets),
@@ -350,19 +351,6 @@ def function(
     if given is None:
         return lambda below: PythonFunction(below, options)
     return PythonFunction(given, options)
-
-
-def _limits(given: Mapping[str, float]) -> Limits:
-    known = Limits.__struct_fields__
-    for name in given:
-        if name not in known:
-            close = nearest(name, known) or next((k for k in known if k.startswith(name)), None)
-            hint = f"did you mean '{close}'?" if close else f"the limits are {', '.join(known)}"
-            raise InvalidInput(f"{user_place()}: limits", f"no limit '{name}'", hint)
-    try:
-        return msgspec.convert(dict(given), Limits)
-    except msgspec.ValidationError as error:
-        raise InvalidInput(f"{user_place()}: limits", str(error)) from None
 
 
 def _secrets(given: Mapping[str, str] | Iterable[str] | None) -> dict[str, str]:

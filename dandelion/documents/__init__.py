@@ -35,6 +35,7 @@ from dandelion.documents.records import (
     Registrable,
     RegistrationDocument,
     SetLike,
+    limits_of,
     name_of,
     set_spec,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "content",
     "gpu_function",
     "item_content",
+    "limits_of",
     "name_of",
     "python_function",
     "set_spec",

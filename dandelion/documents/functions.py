@@ -19,7 +19,13 @@ from dandelion.contents import (
     item_content,
 )
 from dandelion.data import Item, SetSpec, Value
-from dandelion.documents.records import CodeDocument, FunctionDocument, SetLike, set_spec
+from dandelion.documents.records import (
+    CodeDocument,
+    FunctionDocument,
+    SetLike,
+    limits_of,
+    set_spec,
+)
 from dandelion.errors import InvalidInput
 from dandelion.function import Batching, Limits
 from dandelion.set_values import is_json, item_set
@@ -36,7 +42,7 @@ def python_function(
     name: str | None = None,
     entry: str | None = None,
     imports: Iterable[str] = (),
-    limits: Limits | None = None,
+    limits: Limits | Mapping[str, float] | None = None,
     static: Mapping[str, Value] | None = None,
     cache: bool = False,
     batching: Batching | None = None,
@@ -57,7 +63,7 @@ def python_function(
         name: registered name; by default that of the function.
         entry: name of the function within the module; by default `name`.
         imports: modules that the sandbox must have loaded before it is locked, such as ``numpy``.
-        limits: what one instance may use.
+        limits: what one instance may use; a `Limits` or its fields.
         static: input sets that are fixed now: a value, or values by item name.
         cache: keep results by the content of the inputs.
         batching: how waiting calls are joined.
@@ -81,7 +87,7 @@ def python_function(
         inputs=tuple(inputs or ()),
         outputs=tuple(outputs),
         static=static_contents(static, inputs or ()),
-        limits=limits or Limits(),
+        limits=limits_of(limits, f"{name}.limits"),
         code=(CodeDocument("python", text, options=options, packages=as_texts(packages)),),
         cache=cache,
         batching=batching,
@@ -97,7 +103,7 @@ def gpu_function(
     outputs: Iterable[SetLike],
     files: Mapping[str, ContentLike | bytes | Path],
     static: Mapping[str, Value] | None = None,
-    limits: Limits | None = None,
+    limits: Limits | Mapping[str, float] | None = None,
     batching: Batching | None = None,
 ) -> FunctionDocument:
     """Describe a GPU function: a blueprint and the files with its kernels.
@@ -109,7 +115,7 @@ def gpu_function(
         outputs: output sets; their names are those of the blueprint's outputs.
         files: kernel sources and binaries by the name that the blueprint uses for them.
         static: weights and other inputs that are fixed now: a value, or values by item name.
-        limits: what one instance may use.
+        limits: what one instance may use; a `Limits` or its fields.
         batching: how waiting calls are joined.
     """
     inputs = tuple(inputs)
@@ -122,7 +128,7 @@ def gpu_function(
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         static=static_contents(static, inputs or ()),
-        limits=limits or Limits(),
+        limits=limits_of(limits, f"{name}.limits"),
         code=(CodeDocument("blueprint", content(main), {n: content(f) for n, f in read.items()}),),
         batching=batching,
     )

@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
 from dandelion.contents import ContentLike, ItemContentLike
 from dandelion.data import SetSpec
-from dandelion.errors import InvalidInput
+from dandelion.errors import InvalidInput, nearest
 from dandelion.function import Batching, Digest, Limits
 
 if TYPE_CHECKING:
     from dandelion.dataflow.dsl_sets import ApplicationHandle
 
 SetLike: TypeAlias = SetSpec | str
+
+
+def limits_of(given: Limits | Mapping[str, float] | None, where: str) -> Limits:
+    """Make limits of their fields.
+
+    Raises:
+        InvalidInput: at `where`: a field is unknown, with the nearest name, or its value is wrong.
+    """
+    if isinstance(given, Limits):
+        return given
+    known = Limits.__struct_fields__
+    for name in given or ():
+        if name not in known:
+            close = nearest(name, known) or next((k for k in known if k.startswith(name)), None)
+            hint = f"did you mean '{close}'?" if close else f"the limits are {', '.join(known)}"
+            raise InvalidInput(where, f"no limit '{name}'", hint)
+    try:
+        return msgspec.convert(dict(given or {}), Limits)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(where, str(error)) from None
 
 
 @runtime_checkable

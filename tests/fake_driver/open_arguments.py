@@ -79,7 +79,6 @@ def values_of_calls_reach_all_launches(fake: Fake) -> None:
                 for call in range(12):
                     _check(runner, wanted, call % 5, call % 3)
             assert runner.engine.plans.misses == 1
-            assert len(runner.engine._known) == 1
             runner.close()
             fake.nothing_left()
 
@@ -87,13 +86,16 @@ def values_of_calls_reach_all_launches(fake: Fake) -> None:
 def one_graph_serves_all_values(fake: Fake) -> None:
     runner, wanted = Runner(fake), digits()
     for _ in range(3):
-        _check(runner, wanted, 1, 2)
+        _check(runner, wanted, 8, 2)
     (known,) = runner.engine._known.values()
     graph = known.ready.graph
     assert graph is not None
-    for call in range(5):
+    for call in range(8, 16):
         _check(runner, wanted, call, 3)
         assert known.ready.graph is graph
+    assert len(runner.engine._known) == 1
+    _check(runner, wanted, 16, 3)  # of more bits
+    assert len(runner.engine._known) == 2
     runner.close()
     fake.nothing_left()
 
