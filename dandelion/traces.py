@@ -15,7 +15,8 @@ EVENT_LIMIT = 10_000
 """Calls that one invocation keeps; of larger ones the first are kept and the rest is counted."""
 
 
-_STAGES = " stages"
+STAGES = " stages"
+"""Ends the name of the track with the stages of an engine's calls."""
 
 
 class TraceDocument(bytes):
@@ -36,7 +37,7 @@ class TraceDocument(bytes):
         bars = [
             Bar(e["name"], tracks[e["tid"]], e["ts"] / 1e3, e["dur"] / 1e3,
                 e.get("args", {}).get("instance", 0), e.get("args", {}).get("error", ""))
-            for e in spans if e is not whole and not tracks[e["tid"]].endswith(_STAGES)
+            for e in spans if e is not whole and not tracks[e["tid"]].endswith(STAGES)
         ]  # fmt: skip
         whole_ms = whole["dur"] / 1e3 if whole is not None else 0.0
         name = whole["name"] if whole is not None else ""
@@ -98,7 +99,7 @@ class CallRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
             yield Span(name, "queue", self.queued_ns, start_ns, number, self.attempt)
         yield Span(name, self.engine, start_ns, self.ended_ns, number, self.attempt, self.error)
         for stage, duration_ns in self.stages.items():
-            yield Span(stage, f"{self.engine}{_STAGES}", start_ns, start_ns + duration_ns, number)
+            yield Span(stage, f"{self.engine}{STAGES}", start_ns, start_ns + duration_ns, number)
             start_ns += duration_ns
 
 

@@ -205,6 +205,7 @@ def test_top_and_trace(command: Command, app: Path, url: str) -> None:
     assert code == 0
     assert "outcome: ok" in out
     assert "total" in out
+    assert "sandbox " in next(line for line in out.splitlines() if "process:" in line), "stages"
     target = app.parent / "trace.json"
     assert command("trace", id_, "--url", url, "-o", target)[0] == 0
     assert json.loads(target.read_bytes())["otherData"]["outcome"] == "ok"

@@ -97,6 +97,10 @@ def test_settings_as_text() -> None:
         ("", {"options": ["http.allow=a.org,b.org"]}, "--options"),
         ("max_connections = 0", {}, "max_connections"),
         ("", {"head_timeout_s": ["0"]}, "--head-timeout-s"),
+        ('[tenants.alpha]\narena_bytes = "64 MB"', {}, "tenants.alpha.arena_bytes"),
+        ("[tenants.alpha]\nwait = 2", {}, "tenants.alpha.wait"),
+        ("[tenants.alpha]\nweight = -1", {}, "tenants.alpha"),
+        ("[tenants]\nalpha = 3", {}, "tenants.alpha"),
     ],
 )
 def test_bad_settings(tmp_path: Path, text: str, flags: dict[str, list[str]], where: str) -> None:
@@ -105,6 +109,13 @@ def test_bad_settings(tmp_path: Path, text: str, flags: dict[str, list[str]], wh
     with pytest.raises(InvalidInput) as caught:
         load_settings(file, {}, flags)
     assert where in caught.value.where
+
+
+def test_sizes_of_tenants_have_units(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('[tenants.alpha]\narena_bytes = "64MiB"\ncall_device_bytes = 4096\n')
+    alpha = load_settings(file, {}, {}).tenants["alpha"]
+    assert (alpha.arena_bytes, alpha.call_device_bytes) == (64 << 20, 4096)
 
 
 def test_numbers_of_options_may_be_written_as_numbers(tmp_path: Path) -> None:

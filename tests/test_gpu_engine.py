@@ -681,3 +681,25 @@ def test_errors_cross_a_process() -> None:
     error = DeviceFull("opencl:0", 5, 3)
     assert json.dumps(error.record().fields)
     assert isinstance(error, DandelionError)
+
+
+def test_sources_that_do_not_compile_name_their_line_and_nothing_of_the_machine() -> None:
+    pytest.importorskip("pyopencl")
+    b = bp.Blueprint(inputs=["x"], outputs=["x"], modules={"k": "broken.c"})
+    b.launch("k", [b.x])
+    text = '#include "dandelion.h"\nKERNEL void k(GLOBAL i32 *x)\n{ x[0] = 1 }\n'
+    try:
+        runner = Runner(OpenClDevice())
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+    with pytest.raises(InvalidFunction) as caught:
+        runner.run(function(b, ("x",), {"broken.c": text.encode()}), one("x", np.ones(4, np.int32)))
+    (problem,) = caught.value.problems
+    assert "broken.c:3:" in problem.excerpt
+    assert "expected ';'" in problem.excerpt
+    for hidden in ("/", "0x", "clBuildProgram", "options"):
+        assert hidden not in problem.excerpt
+    plain = {"broken.c": text.partition("\n")[2].encode()}
+    with pytest.raises(InvalidBlueprint, match=r'begins with #include "dandelion\.h"'):
+        runner.run(function(b, ("x",), plain), one("x", np.ones(4, np.int32)))
+    runner.engine.close()

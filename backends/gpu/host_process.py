@@ -50,7 +50,8 @@ LOOK_S = 0.02
 """How often a broker that waits looks whether the call is still wanted."""
 _CODE_LIMIT_S = 1.0
 _LONGEST_NS = 10**15
-_STAGES = frozenset({"plan", "load", "copy_in", "kernels", "copy_out"})
+_STAGES = ("plan", "load", "copy_in", "kernels", "copy_out")
+"""In their order."""
 _ACCEPTED = (
     InvalidBlueprint,
     InvalidFunction,
@@ -396,4 +397,4 @@ def _bare(sets: WireSets) -> list[tuple[str, list[tuple[str, int, int, int]]] | 
 
 
 def _stages(told: Mapping[str, int]) -> dict[str, int]:
-    return {n: min(max(told[n], 0), _LONGEST_NS) for n in _STAGES & told.keys()}
+    return {n: min(max(told[n], 0), _LONGEST_NS) for n in _STAGES if n in told}

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import linecache
+import re
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ from .svm import SharedRange
 
 _ASSEMBLY = "-D{}=inline_assembly_is_refused"  # also where a macro pastes the word together
 _OPTIONS = ["-cl-std=CL1.2", *map(_ASSEMBLY.format, ("asm", "__asm", "__asm__"))]
+_BEFORE_LOG = re.compile(r"\A.*?^Build on [^\n]*:\n", re.DOTALL | re.MULTILINE)
+_AFTER_LOG = re.compile(r"\n[^\n]* failed to build the program|\n\((?:options|source saved)")
 _FATAL = ("OUT_OF_RESOURCES", "DEVICE_NOT_AVAILABLE", "INVALID_COMMAND_QUEUE")
 
 
@@ -275,9 +278,8 @@ class OpenClDevice(Device):
             linecache.clearcache()  # pyopencl leaves code of each kernel there, for ever
             return Handle(kernels)
         except cl.Error as error:
-            problem = Problem(
-                "compile", "it does not compile", code.name, excerpt=str(error)[:LOG_BYTES]
-            )
+            words = _compiler_words(str(error))[:LOG_BYTES]
+            problem = Problem("compile", "it does not compile", code.name, excerpt=words)
             raise InvalidFunction((problem,)) from None
 
     def _unload(self, module: Handle) -> None:
@@ -421,3 +423,9 @@ def _range(memory: Handle | None) -> SharedRange:
 
 def _unfit(symbol: str, code: str, message: str) -> InvalidBlueprint:
     return InvalidBlueprint((Problem(code, message, f"kernels.{symbol}"),))
+
+
+def _compiler_words(text: str) -> str:
+    """Return what the compiler says, without what the binding adds: paths of this machine."""
+    inner = _BEFORE_LOG.sub("", text)
+    return _AFTER_LOG.split(inner, maxsplit=1)[0].strip() or text

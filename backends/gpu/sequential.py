@@ -222,14 +222,14 @@ class SequentialEngine(Engine):
         ended = clock()
         if known.candidates:
             self._chooser.ran(known.candidates, (ended - copied) / 1e9)
+        call.stages["plan"] = planned - started - loaded_ns
+        if loaded_ns:
+            call.stages["load"] = loaded_ns
         call.stages.update(
-            plan=planned - started - loaded_ns,
             copy_in=copied - planned,
             kernels=launched - copied,
             copy_out=ended - launched,
         )
-        if loaded_ns:
-            call.stages["load"] = loaded_ns
         if pacer is None and not ready.sections and ended - copied > self._brief_ns:
             ready.took_long()
         self._check_deadline(call)

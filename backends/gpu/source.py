@@ -128,6 +128,8 @@ def choose(
     message = f"none of its files runs on {backend}"
     if built and archs:
         message = f"it has code for {built}, this device is {archs[0]}"
+    elif any(format_of(c, files[c.path]) == CodeFormat.UNKNOWN for c in candidates):
+        message += f'; a portable source begins with #include "{HEADER}"'
     problem = Problem("no-code", message, f"modules.{module.name}", found=there)
     raise InvalidBlueprint((problem,))
 

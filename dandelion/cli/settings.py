@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from dandelion.errors import InvalidInput, nearest
-from dandelion.settings import Settings
+from dandelion.settings import Settings, TenantSettings
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)")
@@ -134,8 +134,27 @@ def _read_file(file: Path) -> dict[str, Any]:
             value = read_text(where, name, value)
         if name == "options":
             value = _options_of_file(where, value)
+        if name == "tenants" and isinstance(value, dict):
+            value = {tenant: _tenant(f"{where}.{tenant}", given) for tenant, given in value.items()}
         values[name] = _convert(where, name, value)
     return values
+
+
+def _tenant(where: str, table: Any) -> TenantSettings:
+    """Read ``[tenants.NAME]``; its sizes may have a unit, too."""
+    values = dict(table) if isinstance(table, dict) else table
+    for name, value in values.items() if isinstance(values, dict) else ():
+        if name not in TenantSettings.__struct_fields__:
+            known = TenantSettings.__struct_fields__
+            close = nearest(name, known)
+            hint = f"did you mean '{close}'?" if close else f"they are {', '.join(known)}"
+            raise InvalidInput(f"{where}.{name}", "no such setting of a tenant", hint)
+        if isinstance(value, str) and name.endswith("_bytes"):
+            values[name] = _size(f"{where}.{name}", value)
+    try:
+        return msgspec.convert(values, TenantSettings)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(where, str(error)) from None
 
 
 def _options_of_file(where: str, table: Any) -> dict[str, dict[str, str]]:

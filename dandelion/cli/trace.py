@@ -9,9 +9,12 @@ import msgspec
 from dandelion.cli.connection import connect
 from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
+from dandelion.traces import STAGES
 
 WIDTH = 40
 _LIMIT = 200
+_LEAST_PART = 0.02
+"""Stages that are a smaller part of their call are not listed."""
 
 
 def run(arguments: Arguments, out: Output) -> int:
@@ -32,7 +35,8 @@ def _show(trace: dict[str, Any], out: Output) -> None:
     events = trace["traceEvents"]
     tracks = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
     spans = [e for e in events if e["ph"] == "X"]
-    spans = [e for e in spans if not tracks[e["tid"]].endswith(" stages")]
+    stages = [e for e in spans if tracks[e["tid"]].endswith(STAGES)]
+    spans = [e for e in spans if not tracks[e["tid"]].endswith(STAGES)]
     whole_us = max(1.0, max(e["ts"] + e["dur"] for e in spans))
     rows = [
         (
@@ -41,14 +45,29 @@ def _show(trace: dict[str, Any], out: Output) -> None:
             f"{e['ts'] / 1000:.3f}",
             f"{e['dur'] / 1000:.3f}",
             _bar(e["ts"] / whole_us, e["dur"] / whole_us),
+            _stages_of(e, tracks[e["tid"]] + STAGES, stages, tracks),
         )
         for e in sorted(spans, key=lambda e: e["ts"])[:_LIMIT]
     ]
-    out.table(("what", "where", "at ms", "for ms", "time"), rows)
+    out.table(("what", "where", "at ms", "for ms", "time", "of that, ms"), rows)
     left = len(spans) - len(rows) + trace["otherData"].get("left_out", 0)
     if left > 0:
         out.line(f"{left} more are not shown")
     out.line(f"outcome: {trace['otherData']['outcome']}")
+
+
+def _stages_of(
+    call: dict[str, Any], track: str, stages: list[dict[str, Any]], tracks: dict[int, str]
+) -> str:
+    """List the stages of a call, in their order; one that took little is left out."""
+    end = call["ts"] + call["dur"]
+    found = [
+        f"{stage['name']} {stage['dur'] / 1000:.3g}"
+        for stage in stages
+        if tracks[stage["tid"]] == track and call["ts"] <= stage["ts"] < end
+        if stage["dur"] >= _LEAST_PART * call["dur"]
+    ]
+    return ", ".join(found)
 
 
 def _bar(start: float, part: float) -> str:
