@@ -242,4 +242,6 @@ def converted(where: str, array: Array, dtype: np.dtype[Any]) -> Array:
             same = np.array_equal(array, result) and np.array_equal(array, back)
         if same:
             return result
+    if array.dtype.kind == "O":  # Python's integers of more than 64 bits, among others
+        raise InvalidInput(where, f"a number does not fit {dtype}")
     raise InvalidInput(where, f"numbers of {array.dtype} do not fit {dtype}")

@@ -216,6 +216,9 @@ def _item(where: str, name: str, key: int, value: Value, spec: SetSpec | None) -
         return Item(name, key, value)
     if isinstance(value, str):
         return Item(name, key, text_data(where, value))
+    if isinstance(value, np.generic) and spec is not None and spec.shape is not None:
+        count = len(spec.shape)  # a number, where a set has one
+        return _array(where, name, key, np.asarray(value).reshape((1,) * count), spec)
     if isinstance(value, np.ndarray | np.generic):
         return _array(where, name, key, np.asarray(value), spec)
     if isinstance(value, bytearray | memoryview):

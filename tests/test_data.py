@@ -317,3 +317,23 @@ def test_an_item_with_a_type_that_cannot_be_is_refused(dtype: Any, shape: Any) -
 def test_types_have_one_spelling() -> None:
     made = given_set(Item("i", 0, bytes(8), "<f4", [2]))  # type: ignore[arg-type]  # as users do
     assert (made[0].dtype, made[0].shape) == ("float32", (2,))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (-1,)])
+def test_a_number_of_numpy_is_one_element(shape: tuple[int, ...]) -> None:
+    made = item_set("p", np.int64(3), SetSpec("p", "int64", shape))
+    assert made is not None
+    assert made.numpy("int64").tolist() == np.full([1] * len(shape), 3).tolist()
+    with pytest.raises(InvalidInput, match=r"expected int64\[2\]"):
+        item_set("p", np.int64(3), SetSpec("p", "int64", (2,)))
+
+
+def test_numbers_beyond_64_bits_and_shapes_that_cannot_be() -> None:
+    with pytest.raises(InvalidInput, match="a number does not fit int64"):
+        item_set("p", 2**70, SetSpec("p", "int64", (1,)))
+    whole = np.zeros((2, 63), np.float32)
+    with pytest.raises(InvalidInput) as caught:
+        item_set("p", whole, SetSpec("p", "float32", (2, 64)))
+    assert caught.value.hint == ""
+    with pytest.raises(InvalidInput, match="reshape it"):
+        item_set("p", np.zeros(128, np.float32), SetSpec("p", "float32", (2, 64)))

@@ -50,6 +50,7 @@ LOOK_S = 0.02
 """How often a broker that waits looks whether the call is still wanted."""
 _CODE_LIMIT_S = 1.0
 _LONGEST_NS = 10**15
+_OUTSIDE = frozenset({-signal.SIGSEGV, -signal.SIGBUS})
 _STAGES = ("plan", "load", "copy_in", "kernels", "copy_out")
 """In their order."""
 _ACCEPTED = (
@@ -366,7 +367,10 @@ class HostProcess:
             name = signal.Signals(-code).name
         except ValueError:
             name = f"signal {-code}"
-        return HostEnded(f"its process ended by {name}", killed=code == -signal.SIGKILL)
+        words = f"its process ended by {name}"
+        if code in _OUTSIDE:
+            words += ", as happens when a kernel reads or writes outside of its buffers"
+        return HostEnded(words, killed=code == -signal.SIGKILL)
 
     # its end
 
