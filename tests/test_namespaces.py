@@ -17,7 +17,6 @@ from dandelion.catalog import (
     open_catalog,
 )
 from dandelion.data import SetSpec
-from dandelion.dispatcher.plan import compile_composition
 from dandelion.documents import CodeDocument, Content, FunctionDocument
 from dandelion.driver import Call, Engine, Hosting, InstanceSets
 from dandelion.errors import (
@@ -31,6 +30,7 @@ from dandelion.errors import (
 from dandelion.function import FunctionSpec, digest_of
 from dandelion.namespaces import DEFAULT_TENANT, Namespace, check_tenant
 from dandelion.node import Node, Settings
+from dandelion.node.library import Library
 from dandelion.testing import Script, ScriptedDriver
 
 CODE = b"code"
@@ -374,23 +374,11 @@ def test_what_is_not_known_counts_as_a_change_of_all(catalog: Catalog) -> None:
     assert list(catalog.changed_since(catalog.generation) or ()) == []
 
 
-def test_compiled_compositions_stay_when_others_register(monkeypatch: pytest.MonkeyPatch) -> None:
-    null = FunctionDocument("F", ("a",), ("b",), code=(CodeDocument("null"),))
-    text = "composition C(x) => (y) { F(a = all x) => (y = b); }"
-    with Node(Settings(backends=("null",))) as node:
-        for tenant in ("one", "two"):
-            node.register(null, f"function F(a) => (b); {text}", tenant=tenant)
-            node.invoke("C", x=b"1", tenant=tenant)
-        compiled: list[str] = []
-        monkeypatch.setattr(
-            "dandelion.node.library.compile_composition",
-            lambda composition, *given: (
-                compiled.append(composition.name) or compile_composition(composition, *given)
-            ),
-        )
-        other = FunctionDocument("G", ("a",), ("b",), code=(CodeDocument("null"),))
-        node.register(other, tenant="two")
-        node.invoke("C", x=b"1", tenant="one")
-        assert compiled == []
-        node.invoke("C", x=b"1", tenant="two")
-        assert compiled == ["C"]
+def test_plans_stay_when_others_register(catalog: Catalog) -> None:
+    for tenant in ("one", "two"):
+        _registered(catalog, tenant, "F")
+    libraries = [Library(Namespace(catalog, t), {}, Settings().caps) for t in ("one", "two")]
+    before = [library.plan("F") for library in libraries]
+    _registered(catalog, "two", "F", cache=True)
+    assert libraries[0].plan("F") is before[0]
+    assert libraries[1].plan("F") is not before[1]

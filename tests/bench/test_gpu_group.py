@@ -341,6 +341,7 @@ def test_cuda_over_a_fake_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "constants 3 0",
         "cold 1 1",
         "side_by_side 2 0",
+        "changing 4 0",
         "memory ['64 MiB to the device', '64 MiB to the device', 'zeroing', 'zeroing'] 2",
         "hot_matmul ['a call', 'a call', 'a call and its zeroing', 'a call and its zeroing'] 1",
     ], done.stderr
