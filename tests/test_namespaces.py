@@ -358,7 +358,8 @@ def test_changes_of_others_are_none_of_a_tenant(catalog: Catalog, mine: str, oth
         assert space.generation == before
 
 
-def test_what_is_not_known_counts_as_a_change_of_all(catalog: Catalog) -> None:
+def test_what_is_not_known_counts_as_a_change_of_all() -> None:
+    catalog = open_catalog("memory:")
     _registered(catalog, "a", "F")
     space = Namespace(catalog, "a")
     last = space.generation

@@ -90,7 +90,7 @@ def _calls(
 )  # fmt: skip
 def changing(bench: Bench) -> Findings:
     """Calls with an integer that is always the same, and with one that is new each time."""
-    count = bench.pick(20, 100, 600)
+    count = bench.pick(5, 100, 600)
     rows = []
     budgets = []
     with LocalGpuEngine(bench.backend) as local:

@@ -128,10 +128,9 @@ def _life(fake: Fake, made: list[Runner], part_ns: int) -> None:
     made.append(runner)
     failure: DandelionError | None = None
     try:
-        for call in range(5):
+        for call in (4, 4, 5):  # the second one is captured, the third one changes it
             try:
-                _check(runner, digits(), call % 2, 3)
-                _check(runner, digits(waits=True), 1, call)
+                _check(runner, digits(), call, 3)
             except DandelionError as error:
                 failure = error
         if failure is not None:
