@@ -47,7 +47,7 @@ demo: setup
 	@$(BIN)/python -m dandelion.compositions.text_topics.demo
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 check: setup
 	$(BIN)/ruff format --check .
