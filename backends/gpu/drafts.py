@@ -42,7 +42,7 @@ from dandelion.blueprint.records import (
     MAX_LAUNCHES,
     WORD_BYTES,
 )
-from dandelion.blueprint.uses import integers_in, integers_planned, integers_read
+from dandelion.blueprint.uses import integers_in, integers_open
 from dandelion.errors import DandelionError, InvalidInput
 
 from .draft_records import (
@@ -96,7 +96,7 @@ class Drafts:
         self.words: list[tuple[str, int]] = []
         self._sizes = sizes
         self._access = {k.name: k.access for k in config.kernels}
-        self._open = frozenset(integers_read(config)).difference(integers_planned(config))
+        self._open = frozenset(integers_open(config))
         where = "blueprint.control_flow"
         self.program, self.launches = self._actions(where, config.blueprint.control_flow)
         if self.launches > MAX_LAUNCHES:

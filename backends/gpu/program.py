@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from dandelion.blueprint import FromInput, GpuConfig, parse_blueprint
-from dandelion.blueprint.uses import integers_planned, integers_read, with_access, written_buffers
+from dandelion.blueprint.uses import (
+    integers_open,
+    integers_planned,
+    integers_read,
+    with_access,
+    written_buffers,
+)
 from dandelion.data import Bytes, Item
 from dandelion.driver import InstanceSets
 from dandelion.errors import InternalError, InvalidBlueprint, InvalidInput, Problem, nearest
@@ -83,21 +89,23 @@ class Program:
             else:
                 found.append(item_set.items[0].size_bytes)
         for position, offset in self.reads:
-            item_set = inputs[position]
-            if item_set is None or len(item_set.items) != 1:
-                self.items(inputs)
-                raise InternalError(f"{self.function}: no integer can be read")
-            item = item_set.items[0]
-            inside = offset + 8 <= item.size_bytes
-            found.append(_INTEGER.unpack_from(item.data, offset)[0] if inside else None)
+            found.append(self._integer(inputs, position, offset))
         for position, offset in self.open_reads:
-            item_set = inputs[position]
-            if item_set is None:
-                raise InternalError(f"{self.function}: no integer can be read")
-            data = item_set.items[0].data
-            inside = offset + 8 <= item_set.items[0].size_bytes
-            found.append(bits(_INTEGER.unpack_from(data, offset)[0]) if inside else None)
+            number = self._integer(inputs, position, offset)
+            found.append(None if number is None else bits(number))
         return tuple(found)
+
+    def _integer(self, inputs: InstanceSets, position: int, offset: int) -> int | None:
+        """Read an integer of an input; None if it is outside."""
+        item_set = inputs[position]
+        if item_set is None or len(item_set.items) != 1:
+            self.items(inputs)  # says which, and how
+            raise InternalError(f"{self.function}: no integer can be read")
+        item = item_set.items[0]
+        if offset + _INTEGER.size > item.size_bytes:
+            return None
+        value: int = _INTEGER.unpack_from(item.data, offset)[0]
+        return value
 
     def values(self, arguments: Sequence[OpenArgument], inputs: InstanceSets) -> Values:
         """Give the values of open arguments in a call, whose sets `signature` has accepted.
@@ -110,10 +118,9 @@ class Program:
         positions = dict(self.inputs)
 
         def read(name: str, index: int) -> int:
-            item_set = inputs[positions[name]]
-            if item_set is None:
-                raise InternalError(f"{self.function}: no integer can be read")
-            value: int = _INTEGER.unpack_from(item_set.items[0].data, index * 8)[0]
+            value = self._integer(inputs, positions[name], index * _INTEGER.size)
+            if value is None:
+                raise InternalError(f"{self.function}: an integer is outside, which was planned")
             return value
 
         return tuple([argument.packed(read) for argument in arguments])
@@ -202,9 +209,8 @@ class _Code:
 def _code(main: bytes, files: tuple[tuple[str, bytes], ...]) -> _Code:
     named = dict(files)
     config = with_access(parse_blueprint(main, named), named)
-    planned = integers_planned(config)
-    others = tuple(integer for integer in integers_read(config) if integer not in planned)
-    return _Code(config, planned, others, frozenset(written_buffers(config)))
+    written = frozenset(written_buffers(config))
+    return _Code(config, integers_planned(config), integers_open(config), written)
 
 
 def _frozen(files: Mapping[str, Bytes]) -> tuple[tuple[str, bytes], ...]:

@@ -131,10 +131,7 @@ class Ready:
         Raises:
             DeviceFault: the device refuses; all of them are set for the next call.
         """
-        before = self.values
-        if values == before:
-            return
-        self.values = None
+        before, self.values = self.values, None
         new = [before is None or before[i] != value for i, value in enumerate(values)]
         changed: set[Handle] = set()
         for prepared, open_args in self.open_steps:

@@ -14,7 +14,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dandelion.data import ItemSet
 from dandelion.function import Digest, Function
@@ -31,7 +31,7 @@ KEPT_FILES = 64
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """The static sets of a function for one call.
+    """The static sets of a function, kept or open for one call.
 
     Attributes:
         file: with their items, one after the other, aligned as in a parcel.
@@ -48,13 +48,6 @@ class Constants:
         return [None if i in self.positions else item_set for i, item_set in enumerate(inputs)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    file: int
-    size_bytes: int
-    positions: tuple[int, ...]
-
-
 class ConstantFiles:
     """Keeps the files of the functions that were used last. Safe from any thread.
 
@@ -66,7 +59,7 @@ class ConstantFiles:
     def __init__(self, kept_bytes: int = KEPT_BYTES, kept_files: int = KEPT_FILES) -> None:
         self._kept_bytes = kept_bytes
         self._kept_files = kept_files
-        self._files: OrderedDict[Digest, _Kept] = OrderedDict()
+        self._files: OrderedDict[Digest, Constants] = OrderedDict()
         self._size_bytes = 0
         self._lock = threading.Lock()
         self._making = threading.Lock()
@@ -106,7 +99,7 @@ class ConstantFiles:
         positions = tuple(i for i, name in enumerate(names) if name in function.static)
         parts = wire.item_parts(function.static[names[i]] for i in positions)
         size_bytes = sum(map(len, parts))
-        kept = _Kept(wire.sealed_file("dandelion-static", parts), size_bytes, positions)
+        kept = Constants(wire.sealed_file("dandelion-static", parts), size_bytes, positions)
         with self._lock:
             self._files[function.identity] = kept
             self._size_bytes += size_bytes
@@ -139,6 +132,7 @@ def _size(function: Function) -> int:
     return sum(item.size_bytes for s in function.static.values() for item in s.items)
 
 
-def _opened(kept: _Kept) -> Constants:
-    file = os.open(f"/proc/self/fd/{kept.file}", os.O_RDONLY | os.O_CLOEXEC)
-    return Constants(file, kept.size_bytes, kept.positions)
+def _opened(kept: Constants) -> Constants:
+    """Open the file of kept constants for one call."""
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    return replace(kept, file=os.open(f"/proc/self/fd/{kept.file}", flags))

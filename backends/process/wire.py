@@ -313,7 +313,7 @@ def _write_all(file: int, vector: Sequence[Bytes], offset: int) -> int:
 
 
 def sealed_file(name: str, parts: Sequence[Bytes]) -> int:
-    """Write buffers to a new memory file that nobody can change any more.
+    """Write buffers to a new memory file, which cannot be changed afterwards.
 
     Raises:
         OSError: out of memory, or no further file can be open.

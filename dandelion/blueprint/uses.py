@@ -193,6 +193,12 @@ def integers_planned(config: GpuConfig) -> tuple[FromInput, ...]:
     return _integers(size for size, by_value in _sizes_in(config) if not by_value)
 
 
+def integers_open(config: GpuConfig) -> tuple[FromInput, ...]:
+    """List the integers that a blueprint reads and its plans do not depend on, each once."""
+    planned = integers_planned(config)
+    return tuple(integer for integer in integers_read(config) if integer not in planned)
+
+
 def integers_in(size: Size) -> Iterator[FromInput]:
     """Give the integers that a size itself reads, not those of the buffers that it names."""
     match size:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 import dandelion.blueprint as bp
-from dandelion.errors import Cancelled, DandelionError, InvalidInput
+from dandelion.errors import Cancelled, InvalidInput
 from dandelion.function import Function
 from tests.fake_driver.fake import LONG_NS, Fake, Runner, function, numbers
-from tests.fake_driver.scenarios import OTHER, X, expect, fail_each, long_steps
+from tests.fake_driver.scenarios import OTHER, X, expect, fail_each, life_of, long_steps
 
 SOURCE = """
 #include "dandelion.h"
@@ -123,24 +123,9 @@ def values_that_fit_no_type_are_refused(fake: Fake) -> None:
     fake.nothing_left()
 
 
-def _life(fake: Fake, made: list[Runner], part_ns: int) -> None:
-    runner = Runner(fake, part_ns=part_ns)
-    made.append(runner)
-    failure: DandelionError | None = None
-    try:
-        for call in (4, 4, 5):  # the second one is captured, the third one changes it
-            try:
-                _check(runner, digits(), call, 3)
-            except DandelionError as error:
-                failure = error
-        if failure is not None:
-            raise failure
-    finally:
-        runner.engine.close()
-
-
 def every_call_with_open_arguments_fails_once(fake: Fake) -> None:
-    fail_each(fake, OTHER, LONG_NS, _life)
+    """The second call is captured, and the third one changes the graph."""
+    fail_each(fake, OTHER, LONG_NS, life_of(lambda r, n: _check(r, digits(), n, 3), (4, 4, 5)))
 
 
 ON_REAL_DEVICES = (

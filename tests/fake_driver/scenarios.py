@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -247,6 +247,34 @@ def fail_each(
             fake.nothing_left()
     assert raised > total // 2
     assert len(seen) > 30, sorted(seen)
+
+
+def life_of(
+    play: Callable[[Runner, int], None], numbers: Sequence[int]
+) -> Callable[[Fake, list[Runner], int], None]:
+    """Give a life for `fail_each`: an engine that plays with each number, whatever failed before.
+
+    Args:
+        play: makes calls and checks their results.
+        numbers: one after the other.
+    """
+
+    def life(fake: Fake, made: list[Runner], part_ns: int) -> None:
+        runner = Runner(fake, part_ns=part_ns)
+        made.append(runner)
+        failure: DandelionError | None = None
+        try:
+            for number in numbers:
+                try:
+                    play(runner, number)
+                except DandelionError as error:
+                    failure = error
+            if failure is not None:
+                raise failure
+        finally:
+            runner.engine.close()
+
+    return life
 
 
 def every_call_fails_once_out_of_memory(fake: Fake) -> None:

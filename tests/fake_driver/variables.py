@@ -13,11 +13,11 @@ from dandelion.backends.gpu.cudalike_variables import MOST_BYTES, MOST_VARIABLES
 
 import dandelion.blueprint as bp
 from dandelion.driver import Call
-from dandelion.errors import Cancelled, DandelionError
+from dandelion.errors import Cancelled
 from dandelion.function import Function
 from tests.fake_driver.compile import compiled, image
 from tests.fake_driver.fake import LONG_NS, Fake, Runner, function, numbers
-from tests.fake_driver.scenarios import OTHER, X, expect, fail_each, long_steps, totals
+from tests.fake_driver.scenarios import OTHER, X, expect, fail_each, life_of, long_steps, totals
 
 COUNTERS = """
 #include "dandelion.h"
@@ -157,26 +157,13 @@ def fat_binaries_stay_loaded(fake: Fake) -> None:
     fake.nothing_left()
 
 
-def _life(fake: Fake, made: list[Runner], part_ns: int) -> None:
-    runner = Runner(fake, part_ns=part_ns)
-    made.append(runner)
-    failure: DandelionError | None = None
-    try:
-        for _ in range(3):
-            try:
-                found = _counted(runner, _counting())
-                assert found == [16], (fake.failed(), found)
-                assert (numbers(runner.run(totals(), runner.one("x", X))) == 3 * X).all()
-            except DandelionError as error:
-                failure = error
-        if failure is not None:
-            raise failure
-    finally:
-        runner.engine.close()
+def _play(runner: Runner, _: int) -> None:
+    assert _counted(runner, _counting()) == [16]
+    assert (numbers(runner.run(totals(), runner.one("x", X))) == 3 * X).all()
 
 
 def every_call_with_variables_fails_once(fake: Fake) -> None:
-    fail_each(fake, OTHER, LONG_NS, _life)
+    fail_each(fake, OTHER, LONG_NS, life_of(_play, range(3)))
 
 
 ON_REAL_DEVICES = (
