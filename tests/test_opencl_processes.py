@@ -71,9 +71,10 @@ def bystander() -> Iterator[int]:
     """A process of the user that hosts run as, where there is such a user."""
     user = 65534 if os.geteuid() == 0 else None
     groups = [] if user else None
-    command = ["/bin/sh", "-c", "echo up; exec sleep 600"]
+    command = ["/bin/sh", "-c", "echo up; read line"]  # the same program from then on
+    pipe = subprocess.PIPE
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, user=user, extra_groups=groups
+        command, stdin=pipe, stdout=pipe, user=user, extra_groups=groups
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()

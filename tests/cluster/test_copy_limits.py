@@ -219,7 +219,7 @@ def test_journals_that_are_empty_everywhere_are_forgotten(
         assert len(held) == 3  # the third voter may have copies
         a.link(c)
         await until(lambda: len(held) == 1)
-        assert (a.ids, b.ids, c.ids) == ([id_of(5)],) * 3
+        await until(lambda: (a.ids, b.ids, c.ids) == ([id_of(5)],) * 3)
         await a.write(put(7))
         await a.write(drop(5), drop(7))
         await until(lambda: not (b.ids or c.ids) and len(held) == 1)

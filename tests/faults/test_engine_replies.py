@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dandelion.data import Item, ItemSet
@@ -238,8 +239,7 @@ def test_a_short_call_is_sent_while_another_runs(spin_us: int, fake: FakeEngineP
         f"{UP}{WARM}a = process.call(); b = process.call()\n"
         "process.answer(a); process.answer(b); process.call()"
     )
-    settings = Settings(backends=(), arena_bytes=1 << 20, spin_us=spin_us)
-    with played_node(fake, settings) as node:
+    with played_node(fake, msgspec.structs.replace(ROOM, spin_us=spin_us)) as node:
         assert two_calls(node) == ["answer", "answer"]
 
 

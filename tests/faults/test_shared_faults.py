@@ -75,7 +75,7 @@ def played(
     sharing = Sharing({"BROKEN": str(broken)}, concurrent=True, shared_fault_domain=True)
     driver = ScriptedDriver("played", Script(share=lambda resource: sharing), Hosting.PROCESS)
     fake = FakeEngineProcess(folder, SCRIPT.format(workers=workers, bad_s=bad_s, held=held))
-    settings = Settings(backends=(), arena_bytes=1 << 20, spin_us=spin_us)
+    settings = Settings(backends=(), arena_bytes=4 << 20, spin_us=spin_us)
     with (
         installed(backends, driver),
         played_node(fake, settings, [driver], ("Good", "Bad")) as node,
