@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo test check bytecode extensions sources bench gpu docs docs-serve clean
 
 help:
-	@echo "make demo    run the flagship composition (digits) end to end, then text_topics"
+	@echo "make demo    run the flagship composition (digits), then text_topics and text_generation"
 	@echo "make test    run every test that needs no GPU"
 	@echo "make check   format, lint and type checks"
 	@echo "make extensions  compile the modules on the path of a call to C, here in the checkout"
@@ -45,6 +45,8 @@ demo: setup
 	@$(BIN)/python -m dandelion.compositions.digits.demo
 	@echo; echo "text_topics: messages sorted by a transformer that was exported from PyTorch"
 	@$(BIN)/python -m dandelion.compositions.text_topics.demo
+	@echo; echo "text_generation: texts continued by a decoder that was exported from PyTorch"
+	@$(BIN)/python -m dandelion.compositions.text_generation.demo
 
 test: setup
 	$(BIN)/python -m pytest -n 3 --dist worksteal

@@ -176,7 +176,8 @@ GOING = [
         ("M(x = all in) => (out = y) repeat 9 until u feeding (x = y);", ["M"]),
         ("N(x = all in) => (out = y) repeat 9 until u feeding (x = y);", []),
         ("O(x = all in) => (out = y) repeat 9 until u feeding (x = y);", []),
-        ("L(x = all in) => (out = y) repeat 65536 until u feeding (x = y);", []),
+        ("L(x = all in) => (out = y) repeat 100000 until u feeding (x = y);", ["L"]),
+        ("L(x = all in) => (out = y) repeat 1000000 until u feeding (x = y);", []),
         ("L(x = all in) => (a = u); A(x = all a) => (out = y);", []),
         ("A(x = all in) => (a = y); L(x = all a) => (out = u);", ["A+L"]),
         (
@@ -195,12 +196,14 @@ def test_loops_with_a_condition(body: str, expected: list[str]) -> None:
         ("4000", ["A+N"]),
         ("5000", []),
         ("y:60000", ["A+N"]),
-        ("y:70000", []),
+        ("y:900000", ["A+N"]),
+        ("y:1000000", []),
         ("y:500 100", ["A+N"]),
         ("500 y:100", ["A+N"]),
         ("5000 y:2", []),  # one iteration is too long
         ("y:2 5000", []),
-        ("y:1000 100", []),
+        ("y:9000 100", ["A+N"]),
+        ("y:11000 100", []),
     ],
 )
 def test_conditions_count_wherever_they_are(loops: str, expected: list[str]) -> None:

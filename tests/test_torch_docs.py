@@ -42,3 +42,30 @@ def test_the_report_counts(names: dict[str, Any]) -> None:
 def test_commands_of_the_page_are_valid() -> None:
     for line in re.findall(r"^    dandelion (.*)$", TEXT, re.M):
         make_parser().parse_args(line.split())
+
+
+def test_a_loop_writes_what_its_steps_do(names: dict[str, Any]) -> None:
+    torch, module = names["torch"], names["Step"]().eval()
+    torch.manual_seed(3)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    function = names["dd"].torch_function(
+        "step", module, (names["text"], names["position"], names["stored"], names["stored"]),
+        absent_if_zero=["more"],
+    )  # fmt: skip
+    text, position = names["text"].clone(), names["position"]
+    keys = values = names["stored"]
+    for _ in range(names["LENGTH"] - 1):
+        with torch.no_grad():
+            found = module(text, position, keys, values)
+        text, position, keys, values = list(found.values())[:4]
+        if not found["more"]:
+            break
+    dd = names["dd"]
+    with dd.Node(dd.Settings(backends=("cuda|hip|opencl",))) as node:
+        node.register(names["write"])
+        node.register(function)
+        wanted = node.invoke("write", **names["begin"], **names["cache"])["text"].numpy()
+    assert wanted.shape == names["tokens"].shape == (1, names["LENGTH"])
+    assert np.array_equal(wanted, text.numpy())
+    assert names["tokens"][0, 0] == 7

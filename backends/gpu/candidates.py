@@ -128,7 +128,7 @@ class Chooser:
             kept = _read(self._device.measurements.get(key), plan.groups)
             count = max(group.count for group in plan.groups)
             is_open = kept is None and count > 1
-            state = _State(kept, is_open, plan.launches > MOST_STEPS, count)
+            state = _State(kept, is_open, len(plan.steps) > MOST_STEPS, count)
             self._states[key] = state
             if len(self._states) > self._capacity:
                 self._states.popitem(last=False)

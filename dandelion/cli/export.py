@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
+import numpy as np
 
 from dandelion.arrays import Array
 from dandelion.cli.output import Output, WrongUsage
@@ -67,6 +68,7 @@ def run(arguments: Arguments, out: Output) -> int:
             examples,
             inputs=inputs,
             outputs=labels,
+            absent_if_zero=arguments.absent_if_zero.split(",") if arguments.absent_if_zero else (),
             device=arguments.device,
             precision=arguments.precision,
             batch=arguments.batch,
@@ -189,7 +191,8 @@ def _checked(
     except BackendUnavailable as error:
         return made.report, str(error)
     expected = reference_outputs(module, examples, made.outputs)
-    return made.report.with_errors(found, expected), ""
+    absent = {n: np.zeros_like(a) for n, a in expected.items() if n not in found}
+    return made.report.with_errors({**absent, **found}, expected), ""
 
 
 def _called(made: ExportedModule, arrays: Mapping[str, Array], backend: str) -> dict[str, Array]:

@@ -206,6 +206,10 @@ def _export(parser: VerbParser) -> None:
     parser.add_argument("--name", help="name of the function; default: NAME")
     parser.add_argument("--outputs", metavar="NAME,...", help="names of the outputs")
     parser.add_argument(
+        "--absent-if-zero", metavar="NAME,...", default="",
+        help="int32 outputs that are absent if their first element is zero; they can end loops",
+    )  # fmt: skip
+    parser.add_argument(
         "--device", choices=("gpu", "cpu"), default="gpu", help="what it is optimised for"
     )
     parser.add_argument(

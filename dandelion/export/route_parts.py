@@ -63,7 +63,11 @@ class RoutePart(abc.ABC):
 
 
 def function_of(
-    name: str, parts: Sequence[RoutePart], limits: Limits | None, wait_s: float
+    name: str,
+    parts: Sequence[RoutePart],
+    limits: Limits | None,
+    wait_s: float,
+    absent: Sequence[str] = (),
 ) -> tuple[FunctionDocument, Packed]:
     """Write the document of a function.
 
@@ -72,6 +76,7 @@ def function_of(
         parts: of the same model; calls are planned with the first.
         limits: what one instance may use.
         wait_s: how long a call waits for others, in seconds.
+        absent: outputs that are left out if their first element, of 32 bits, is zero.
 
     Returns:
         The document, and the places of the first part's constants.
@@ -104,6 +109,8 @@ def function_of(
                     part.add(built, places, index)
 
     add_buckets(built, first.inputs, first.outputs, first.rows, add)
+    for output in absent:
+        built.present_if(built[output], built[output])
     any_rows = bool(first.rows)
     inputs = {n: declared(kind, any_rows) for n, kind in first.inputs.items()}
     inputs |= {n: text_of(data.dtype.name, data.shape) for n, data in sets.items()}

@@ -100,6 +100,8 @@ def _program(torch: Any, module: object, examples: tuple[object, ...]) -> Any:
         message = f"a {type(module).__name__} is not a torch.nn.Module"
         raise InvalidInput("module", message, "pass a module or a torch.export.ExportedProgram")
     check_mode(module)
+    # torch takes arguments that are one object, or a tensor of the module, for the same value.
+    examples = torch.utils._pytree.tree_map_only(torch.Tensor, _copied, examples)
     with quiet() as caught, torch.no_grad():
         try:
             program = torch.export.export(module, examples)
@@ -109,6 +111,10 @@ def _program(torch: Any, module: object, examples: tuple[object, ...]) -> Any:
     if lost:
         raise InvalidFunction(lost)
     return program
+
+
+def _copied(tensor: Any) -> Any:
+    return tensor.detach().clone()
 
 
 class _Reader:

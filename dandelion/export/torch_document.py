@@ -69,6 +69,7 @@ def torch_function(
     *,
     inputs: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
+    absent_if_zero: Sequence[str] = (),
     device: str = "gpu",
     precision: str = "f32",
     batch: Sequence[int] | None = None,
@@ -79,9 +80,9 @@ def torch_function(
 ) -> FunctionDocument:
     """Describe a PyTorch module as a GPU function; see `export_module` for the arguments."""
     made = export_module(
-        name, module, example_inputs, inputs=inputs, outputs=outputs, device=device,
-        precision=precision, batch=batch, batch_wait_s=batch_wait_s, route=route, target=target,
-        limits=limits,
+        name, module, example_inputs, inputs=inputs, outputs=outputs,
+        absent_if_zero=absent_if_zero, device=device, precision=precision, batch=batch,
+        batch_wait_s=batch_wait_s, route=route, target=target, limits=limits,
     )  # fmt: skip
     return made.function
 
@@ -93,6 +94,7 @@ def export_module(
     *,
     inputs: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
+    absent_if_zero: Sequence[str] = (),
     device: str = "gpu",
     precision: str = "f32",
     batch: Sequence[int] | None = None,
@@ -116,6 +118,8 @@ def export_module(
             those of the parameters of the module's `forward`.
         outputs: names of the output sets, in the order of the tensors that the module returns. By
             default ``output``, or ``output_0``, ..., or the keys of the dict that it returns.
+        absent_if_zero: names of int32 outputs; such a set is absent if its first element is zero. A
+            loop of a composition can end by it (``until``). Not possible with `batch`.
         device: what the kernels are optimised for, ``gpu`` or ``cpu``. They are correct on both.
         precision: how products of float32 are computed: ``f32``; or, on devices that do that
             faster, with factors rounded to ``tf32``, ``bf16`` or ``f16``. Sums are float32.
@@ -149,6 +153,7 @@ def export_module(
         examples = with_rows(example_inputs, rows) if rows else example_inputs
         graph = torch_binding.graph_of(module, examples, outputs, inputs)
         _check_names(graph)
+        _check_absent(absent_if_zero, graph, sizes)
         for one in targets:
             prefix = "" if route == "peak" and len(targets) == 1 else f"{one.arch}_"
             prefix += f"b{rows}_" if rows else ""
@@ -163,7 +168,7 @@ def export_module(
     if made:
         parts.append(PortablePart(name, joined(made) if sizes else single(kernels, constants)))
     parts += [PeakPart(found, one) for one, found in buckets.items()]
-    function, weights = function_of(name, parts, limits, batch_wait_s)
+    function, weights = function_of(name, parts, limits, batch_wait_s, absent_if_zero)
     report = _report(graph, parts, function, weights, began)
     return ExportedModule(function, report, tuple(graph.inputs), tuple(graph.outputs))
 
@@ -260,3 +265,20 @@ def _check_names(graph: Graph) -> None:
                 problems.append(Problem("empty", "it has no elements", f"{kind}.{name}"))
     if problems:
         raise InvalidFunction(tuple(problems))
+
+
+def _check_absent(names: Sequence[str], graph: Graph, sizes: Sequence[int]) -> None:
+    """Refuse outputs that cannot be left out."""
+    where = "absent_if_zero"
+    types = shapes_of(graph)
+    for name in names:
+        if name not in graph.outputs:
+            close = nearest(name, graph.outputs)
+            hint = f"did you mean '{close}'?" if close else f"there are {', '.join(graph.outputs)}"
+            raise InvalidInput(f"{where}.{name}", "no output has this name", hint)
+        found = types[graph.outputs[name]]
+        if found.dtype != "int32":
+            hint = "return it as tensor.int()"
+            raise InvalidInput(f"{where}.{name}", f"int32 is expected, it is {found.dtype}", hint)
+    if names and sizes:
+        raise InvalidInput(where, "all outputs are there in a function with 'batch'")

@@ -16,7 +16,7 @@ from dandelion.blueprint import (
     print_blueprint,
 )
 from dandelion.blueprint.launch_counts import launches
-from dandelion.blueprint.records import contains
+from dandelion.blueprint.records import MAX_LAUNCHES, contains
 from dandelion.blueprint.uses import integers_read
 from dandelion.data import SetSpec
 from dandelion.dataflow.graph import (
@@ -44,9 +44,8 @@ FORMAT = "blueprint"
 LAUNCHES = 4096
 """Groups with more launches, loops unrolled, are run apart: others could not use the engine between
 them. Loops that end by a condition count once. Most of them end much earlier than they could, and
-run apart each iteration would be a call."""
-CONDITIONAL_LAUNCHES = 65536
-"""The same with these loops as long as they may be, wherever they are."""
+run apart each iteration would be a call that copies all sets that are fed back. With these loops as
+long as they may be, a group has at most as many as a blueprint, `MAX_LAUNCHES`."""
 _NO_LIMITS = Limits()
 _NAMED = 4  # of a group's members, at most
 
@@ -237,7 +236,7 @@ def _joined(
 
 def _is_long(flow: tuple[Action, ...]) -> bool:
     """Tell whether a group must be run apart, see `LAUNCHES`."""
-    return launches(flow, once=RepeatWhile) > LAUNCHES or launches(flow) > CONDITIONAL_LAUNCHES
+    return launches(flow, once=RepeatWhile) > LAUNCHES or launches(flow) > MAX_LAUNCHES
 
 
 def _value(name: str) -> str:

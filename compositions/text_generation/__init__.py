@@ -1,0 +1,1 @@
+"""The composition `text_generation`; see README.md."""
