@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import dandelion.blueprint as bp
-from dandelion.blueprint.uses import is_written_first
+from dandelion.blueprint.first_uses import is_written_first
 from dandelion.data import SetSpec
 from dandelion.dataflow.language import parse
 from dandelion.function import (
@@ -285,6 +285,10 @@ def test_equal_groups_are_one_function() -> None:
         ((bp.Repeat(bp.FromInput("x", 0), (bp.ZeroBuffer("y"),)),), False),
         ((bp.ExecKernel("writes", (bp.Ptr("y"),), bp.LaunchConfig()),), True),
         ((bp.ExecKernel("writes", (bp.Ptr("x"), bp.Ptr("y")), bp.LaunchConfig()),), False),
+        ((bp.Candidates(((bp.ZeroBuffer("y"),), (bp.ZeroBuffer("y"),))),), True),
+        ((bp.Candidates(((bp.ZeroBuffer("y"),), ())),), False),  # and it is read at the end
+        ((bp.Candidates(((bp.ZeroBuffer("y"),), ())), bp.ZeroBuffer("y")), True),
+        ((bp.Candidates(((bp.ZeroBuffer("y"),), ())), bp.CopyBuffer("x", "y")), False),
     ],
 )
 def test_what_is_written_before_it_is_read(flow: tuple[bp.Action, ...], expected: bool) -> None:

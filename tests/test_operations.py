@@ -14,8 +14,9 @@ from dandelion.backends.gpu.reference_library import ReferenceLibrary
 
 import dandelion.blueprint as bp
 from dandelion.blueprint import Absolute, Access, Activation
+from dandelion.blueprint.first_uses import is_written_first
 from dandelion.blueprint.operation_calls import ConvolutionCall, OperationCall
-from dandelion.blueprint.uses import integers_read, is_written_first, written_buffers
+from dandelion.blueprint.uses import integers_read, written_buffers
 from dandelion.errors import InvalidBlueprint, InvalidInput
 from dandelion.fusion.blueprints import BlueprintPart, fused_blueprint
 from tests.operation_plans import planned

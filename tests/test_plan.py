@@ -16,7 +16,8 @@ from dandelion.backends.gpu.plan_cache import PlanCache
 from dandelion.backends.gpu.program import Program, make_program
 
 import dandelion.blueprint as bp
-from dandelion.blueprint.uses import integers_planned, integers_read, is_written_first
+from dandelion.blueprint.first_uses import is_written_first
+from dandelion.blueprint.uses import integers_planned, integers_read
 from dandelion.data import SetSpec
 from dandelion.errors import InvalidBlueprint, InvalidInput
 from dandelion.function import CodeObject, Function, FunctionSpec

@@ -29,8 +29,7 @@ from dandelion.blueprint import (
 from dandelion.blueprint.numbers import constant, launch_numbers, pack
 from dandelion.blueprint.operation_calls import (
     Impossible,
-    OperationCall,
-    PartCall,
+    covers,
     evaluated,
     misplaced,
 )
@@ -214,6 +213,7 @@ class Drafts:
             raise fail(error.field, str(error)) from None
         for field, message in misplaced(call, self._sizes.room):
             raise fail(field, message)
+        is_filled = covers(call, self._sizes.room(call.out.buffer))
         lowered = self._lowering.lowered(call, len(self.all))
         for name, size_bytes in lowered.memory.items():
             self._sizes.reserve(name, size_bytes)
@@ -221,15 +221,8 @@ class Drafts:
         for step in lowered.steps:
             if isinstance(step, TemplateLaunch) and step.grid[0] > GRID_LIMITS[0]:
                 raise fail("out", f"it takes {step.grid[0]} blocks, at most {GRID_LIMITS[0]}")
-            made.append(OperationDraft(step, accesses(step, self._is_covered(call), call)))
+            made.append(OperationDraft(step, accesses(step, is_filled, call)))
         return made
-
-    def _is_covered(self, call: OperationCall) -> bool:
-        """Tell whether the result fills its buffer."""
-        out = call.out
-        dense = isinstance(out, PartCall) or out.is_dense
-        size_bytes = out.elements * call.dtype.size_bytes
-        return dense and not out.offset_bytes and size_bytes == self._sizes.room(out.buffer)
 
     def _copy(self, where: str, action: CopyBuffer) -> CopyDraft:
         sizes = self._sizes.buffer(action.target), self._sizes.buffer(action.source)

@@ -157,6 +157,13 @@ class Impossible(Exception):
         self.field = field
 
 
+def covers(call: OperationCall, size_bytes: int) -> bool:
+    """Tell whether a result fills its buffer, which has so many bytes."""
+    out = call.out
+    dense = isinstance(out, PartCall) or out.is_dense
+    return dense and not out.offset_bytes and out.elements * call.dtype.size_bytes == size_bytes
+
+
 def evaluated(action: Operation, evaluate: Evaluate) -> OperationCall:
     """Evaluate the sizes of an operation.
 

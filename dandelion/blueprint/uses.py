@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
-from dandelion.blueprint.numbers import constant, launch_numbers
-from dandelion.blueprint.operation_parts import buffers, sizes
+from dandelion.blueprint.numbers import launch_numbers
+from dandelion.blueprint.operation_parts import sizes
 from dandelion.blueprint.records import (
     Access,
     Action,
@@ -110,52 +110,6 @@ def written_buffers(config: GpuConfig) -> set[str]:
 
     look(body.control_flow)
     return written
-
-
-def is_written_first(buffer: str, config: GpuConfig) -> bool:
-    """Tell whether a blueprint writes a buffer before it reads it, whatever its inputs are."""
-    access = {k.name: k.access for k in config.kernels}
-
-    def way_of(action: ExecKernel) -> bool | None:
-        ways = access[action.kernel]
-        found = [
-            index < len(ways) and ways[index] is Access.WRITE and argument == Ptr(buffer)
-            for index, argument in enumerate(action.args)
-            if isinstance(argument, Ptr) and argument.buffer == buffer
-        ]
-        return all(found) if found else None
-
-    def look(actions: tuple[Action, ...]) -> bool | None:
-        for action in actions:
-            found: bool | None = None
-            match action:
-                case Repeat(times, inner):
-                    found = look(inner)
-                    if found and not constant(times):
-                        return False  # perhaps it does not run
-                case Candidates(alternatives):
-                    ways = {look(alternative) for alternative in alternatives}
-                    found = None if ways == {None} else ways == {True}
-                case Choose(_, cases):
-                    ways = {look(case.actions) for case in cases}
-                    found = ways.pop() if len(ways) == 1 else False  # one of them runs
-                case RepeatWhile(_, word, inner):  # it runs at least once
-                    found = look(inner)
-                    if found is None and word == buffer:
-                        return False
-                case CopyBuffer(target, source):
-                    found = (target == buffer) if buffer in (target, source) else None
-                case ZeroBuffer(name):
-                    found = True if name == buffer else None
-                case Gemm() | Conv2d():  # it may leave a part as it was
-                    found = False if buffer in buffers(action) else None
-                case _:
-                    found = way_of(action)
-            if found is not None:
-                return found
-        return None
-
-    return bool(look(config.blueprint.control_flow))
 
 
 def optional_kernels(config: GpuConfig) -> set[str]:

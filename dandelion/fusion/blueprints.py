@@ -51,8 +51,9 @@ from dandelion.blueprint import (
     Sizeof,
     ZeroBuffer,
 )
+from dandelion.blueprint.first_uses import is_written_first
 from dandelion.blueprint.operation_parts import mapped_operation
-from dandelion.blueprint.uses import is_written_first, symbol_of, written_buffers
+from dandelion.blueprint.uses import symbol_of, written_buffers
 
 
 @dataclass(frozen=True, slots=True)
