@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 from dandelion.bench.experiment import Bench, all_experiments
@@ -10,7 +12,16 @@ from dandelion.bench.experiments import sharing, sharing_batching, sharing_concu
 from dandelion.bench.records import Row
 from dandelion.bench.samples import Samples
 from dandelion.bench.systems import names
-from dandelion.bench.systems.spinning import SpunCall, deviation, used_s, windows
+from dandelion.bench.systems.spinning import (
+    SpinNode,
+    SpunCall,
+    deviation,
+    spin_nodes,
+    used_s,
+    windows,
+)
+
+from dandelion.settings import TenantSettings
 
 QUICK = Bench(quick=True, backend="opencl")
 GPU = Bench(backend="cuda")
@@ -76,9 +87,29 @@ def test_without_a_device_everything_is_skipped(name: str) -> None:
     assert found.skips[0].reason
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_quick_run_measures_or_says_why_not(name: str) -> None:
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[dict[str, SpinNode]]:
+    """Nodes of both policies, for all experiments that compare them."""
     pytest.importorskip("pyopencl")
+    tenants = dict.fromkeys((*sharing.WEIGHTS, sharing.LIGHT, sharing.GREEDY), 1.0)
+    with spin_nodes(QUICK, tenants, ("fair", "fifo")) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_quick_run_measures_or_says_why_not(
+    name: str, nodes: dict[str, SpinNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def with_weights(
+        _: Bench, weights: Mapping[str, float], policies: Sequence[str]
+    ) -> Iterator[dict[str, SpinNode]]:
+        for policy in policies:
+            for tenant, weight in weights.items():
+                nodes[policy].node.set_tenant(tenant, TenantSettings(weight=weight))
+        yield {policy: nodes[policy] for policy in policies}
+
+    monkeypatch.setattr(sharing, "spin_nodes", with_weights)
     found = all_experiments()[name].measure(QUICK)
     assert not found.budgets, "processors keep no budget of a GPU"
     if name == "sharing_devices":

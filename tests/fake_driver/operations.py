@@ -24,7 +24,7 @@ from dandelion.blueprint.operation_records import Conv2d, Gemm
 from dandelion.errors import DeviceFault, InvalidBlueprint, InvalidInput
 from dandelion.function import Function
 from tests.fake_driver.fake import Fake, Runner, function, numbers
-from tests.fake_driver.scenarios import FILES, expect
+from tests.fake_driver.scenarios import SHARED_FILES, expect
 
 STORED = {"f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 TOLERANCES = {"f64": 1e-12, "f32": 2e-5, "f16": 2e-3, "bf16": 1.6e-2}
@@ -303,7 +303,7 @@ def calls_that_cannot_be_launched_release_their_products(fake: Fake) -> None:
     y = made.buffer("y", 35 * 17 * 4)
     made.gemm(out=y, a=made.a, b=made.b, m=35, n=17, k=24)
     made.launch("shared", [y], block=64, shared_mem_bytes=1 << 20)
-    wanted = function(made, FILES)
+    wanted = function(made, SHARED_FILES)
     inputs = {"a": bytes(35 * 24 * 4), "b": bytes(24 * 17 * 4)}
     runner = runner_of(fake)
     for _ in range(3):

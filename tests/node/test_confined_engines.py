@@ -62,6 +62,16 @@ def engines() -> Engines:
     return Engines()
 
 
+@pytest.fixture(scope="module")
+def healthy() -> Iterator[Node]:
+    """A node of tests after which its processes are as before."""
+    engines = Engines()
+    with Node(SETTINGS) as node:
+        node.register(wasm(bytes(ECHO.main)), slow())
+        yield node
+    assert engines.ids() == set()
+
+
 @pytest.fixture
 def node(engines: Engines) -> Iterator[Node]:
     with Node(SETTINGS) as node:
@@ -75,14 +85,14 @@ def works(node: Node) -> bool:
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 4097, 65_536, 65_537, 600_000, 20 * MIB])
-def test_all_sizes_pass_through(node: Node, size: int) -> None:
+def test_all_sizes_pass_through(healthy: Node, size: int) -> None:
     data = np.random.default_rng(size).integers(0, 256, size, np.uint8).tobytes()
-    at_rest = node.info().arena.contexts
+    at_rest = healthy.info().arena.contexts
     for _ in range(2):
-        found = node.invoke("F", x=data).y.only()
+        found = healthy.invoke("F", x=data).y.only()
         assert found.bytes() == data
         del found
-    wait_until(lambda: node.info().arena.contexts <= at_rest + 1)
+    wait_until(lambda: healthy.info().arena.contexts <= at_rest + 1)
 
 
 def test_large_and_small_calls_at_the_same_time(node: Node) -> None:

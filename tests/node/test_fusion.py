@@ -264,15 +264,15 @@ def test_a_removed_function_takes_what_was_made_of_it_along(node: Node) -> None:
 def test_compositions_that_come_and_go_leave_few_functions(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dandelion.scheduler.calls.FUSED_FLOWS", 4)
+    monkeypatch.setattr("dandelion.scheduler.calls.FUSED_FLOWS", 2)
     node.register(functions=FUNCTIONS, tenant="many")
-    for count in range(1, 9):
+    for count in range(1, 5):
         text = "Next(x = all x) => (y = y) repeat {} feeding (x = y);"
         node.register(f"composition C(x) => (y) {{ {text.format(count + 1)} }}", tenant="many")
         assert node.invoke("C", x=X, tenant="many").y.numpy(np.float32)[0] == count + 1
         node.remove(CompositionRecord, "C", tenant="many")
     every = node._runtime.scheduler.calls.flows.values()
-    assert sum(isinstance(flow.spec, FusedFunction) for flow in every) <= 4
+    assert sum(isinstance(flow.spec, FusedFunction) for flow in every) <= 2
 
 
 def test_a_new_version_of_a_part_counts(node: Node) -> None:

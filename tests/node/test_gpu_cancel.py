@@ -75,4 +75,6 @@ def test_an_engine_is_free_soon_after_a_caller_left(node: Node) -> None:
     for _ in range(3):  # this machine may be busy
         lasted_s.append(asyncio.run(leave(node)))
         assert run(node, 5) == 5
+        if lasted_s[-1] < SOON_S:
+            break
     assert min(lasted_s) < SOON_S

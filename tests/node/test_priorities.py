@@ -126,15 +126,20 @@ def test_priorities_in_process(caller: str) -> None:
         assert stage.order(ways[caller]) == sorted(PRIORITIES, reverse=True)
 
 
-@pytest.mark.parametrize("value", [1001, -1001, 1 << 70, 1.5, "high", True, None])
-def test_what_is_not_a_priority_is_refused_and_named(value: object) -> None:
+@pytest.fixture(scope="module")
+def played() -> Iterator[Node]:
     with Node(SETTINGS, [ScriptedDriver("played")]) as node:
         code = (CodeDocument("played"),)
         node.register(FunctionDocument("F", ("a",), ("b",), code=code))
-        with pytest.raises(InvalidInput) as caught:
-            node.invoke("F", a=b"x", priority=value)  # type: ignore[arg-type]
-        assert caught.value.where == "priority"
-        assert repr(value) in str(caught.value)
+        yield node
+
+
+@pytest.mark.parametrize("value", [1001, -1001, 1 << 70, 1.5, "high", True, None])
+def test_what_is_not_a_priority_is_refused_and_named(played: Node, value: object) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        played.invoke("F", a=b"x", priority=value)  # type: ignore[arg-type]
+    assert caught.value.where == "priority"
+    assert repr(value) in str(caught.value)
 
 
 def test_http_refuses_what_is_not_a_priority(stage: Stage) -> None:

@@ -70,6 +70,8 @@ from tests.scheduler.watch import Watch, watched_policy
 
 MS = 1_000_000
 MEMORY_BYTES = 1000
+DRAIN_STEPS = 3000
+"""In which all that runs must end; 294 is the most of 320 nodes."""
 TEXT = """
 function one(x) => (y);
 function gpu(x) => (y);
@@ -310,7 +312,7 @@ class Simulation:
     def drain(self) -> None:
         """Run without arrivals and faults until nothing is running."""
         self.faults = Faults(0, 0, 0, 0, 0, 0, 0)
-        for _ in range(20_000):
+        for _ in range(DRAIN_STEPS):
             if not self.alive:
                 break
             self._one(arrivals=False)

@@ -69,26 +69,32 @@ class LargeLead(Fair):
         return 20 * STICKY_NS
 
 
-def without_lead(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(POLICIES, "fair", WithoutLead)
+@pytest.fixture(scope="module")
+def node() -> VirtualNode:
+    return loaded(LARGE_BYTES)
 
 
-def test_flows_keep_to_engines_that_have_their_constants(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = loaded(LARGE_BYTES)
-    without_lead(monkeypatch)
-    other = loaded(LARGE_BYTES)
+@pytest.fixture(scope="module")
+def other() -> VirtualNode:
+    """A node whose flows have no lead."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(POLICIES, "fair", WithoutLead)
+        return loaded(LARGE_BYTES)
+
+
+def test_flows_keep_to_engines_that_have_their_constants(
+    node: VirtualNode, other: VirtualNode
+) -> None:
     assert copies(node) <= copies(other) / 3, f"{copies(node)} copies, {copies(other)} without"
     assert len(node.sent) > 0.99 * len(other.sent), "engines were idle"
 
 
-def test_flows_run_on_few_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = loaded(LARGE_BYTES)
-    without_lead(monkeypatch)
-    assert spread(node) <= spread(loaded(LARGE_BYTES)) - 0.5
+def test_flows_run_on_few_engines(node: VirtualNode, other: VirtualNode) -> None:
+    assert spread(node) <= spread(other) - 0.5
 
 
-def test_shares_are_kept() -> None:
-    used = loaded(LARGE_BYTES).used_ns(100 * MS, 1000 * MS)
+def test_shares_are_kept(node: VirtualNode) -> None:
+    used = node.used_ns(100 * MS, 1000 * MS)
     assert max(used.values()) - min(used.values()) <= 2 * (LEAD_NS + ENGINES * 3 * MS)
 
 

@@ -332,9 +332,20 @@ BUGS: list[Plant] = [
 ]
 
 LIKELY: dict[Plant, int] = {
+    instances_are_forgotten_after_a_pause: 2,
+    pauses_of_ended_invocations_are_kept: 2,
+    pauses_are_never_discounted: 2,
+    limit_of_pauses_is_ignored: 2,
+    refused_pauses_are_forgotten: 2,
+    errors_sets_are_not_charged: 2,
+    inactive_workers_take_calls: 5,
+    pins_are_not_taken: 2,
+    results_that_are_needed_are_discharged: 2,
+    batches_take_too_much_memory: 8,
     members_of_a_failed_batch_are_lost: 8,
-    shared_constants_are_charged_for_each_function: 33,
-    shared_constants_leave_with_their_first_function: 11,
+    shared_constants_are_charged_for_each_function: 37,
+    shared_constants_leave_with_their_first_function: 10,
+    copied_constants_count_as_being_copied: 4,
 }
 """Seeds that found a bug before, and are tried first."""
 
