@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dandelion.decorators import function as function
     from dandelion.documents import gpu_function as gpu_function
     from dandelion.documents import python_function as python_function
+    from dandelion.errors import DandelionError as DandelionError
     from dandelion.export import torch_function as torch_function
     from dandelion.export import triton_function as triton_function
     from dandelion.frontend.async_client import AsyncClient as AsyncClient
@@ -67,6 +68,7 @@ _HOMES = {
     ),
     "dandelion.decorators": ("function",),
     "dandelion.documents": ("gpu_function", "python_function"),
+    "dandelion.errors": ("DandelionError",),
     "dandelion.export": ("torch_function", "triton_function"),
     "dandelion.frontend.async_client": ("AsyncClient",),
     "dandelion.frontend.client": ("Client",),

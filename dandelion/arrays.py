@@ -168,6 +168,21 @@ def bytes_of(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data.toreadonly()
 
 
+def of_lists(value: object) -> Array:
+    """Make an array of a value, or of values in lists of any depth.
+
+    Raises:
+        ValueError: lists have different lengths.
+        OverflowError: a number does not fit.
+    """
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        if "inhomogeneous" in str(error):
+            raise ValueError("its rows have different lengths") from None
+        raise
+
+
 def of_numbers(where: str, value: object, dtype: np.dtype[Any]) -> Array:
     """Make an array of Python's numbers, in lists of any depth, as `converted` does.
 
@@ -177,7 +192,7 @@ def of_numbers(where: str, value: object, dtype: np.dtype[Any]) -> Array:
         InvalidInput: the conversion would lose more than digits of floats.
         TypeError, ValueError: the value is not an array of numbers.
     """
-    made = np.asarray(value)
+    made = of_lists(value)
     if made.dtype.kind != "f" or (np.abs(made) < _EXACT).all():
         return converted(where, made, dtype)
     exact = np.asarray(value, dtype=object)

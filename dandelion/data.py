@@ -107,14 +107,17 @@ class Item(msgspec.Struct, frozen=True, gc=False):  # no cycles, so no garbage c
             key: a number, or a text, see `text_key`.
 
         Raises:
-            InvalidInput: the elements are neither numbers nor booleans, or a text is not valid
-                Unicode.
+            InvalidInput: the elements are neither numbers nor booleans, lists have different
+                lengths, or a text is not valid Unicode.
         """
         number = text_key(key) if isinstance(key, str) else key
         if isinstance(value, str | bytes | Mapping | None):
             data = text_data(f"item '{name}'", value) if isinstance(value, str) else value
             return cls(name, number, data if isinstance(data, bytes) else json_bytes(data))
-        made = np.asarray(value)
+        try:
+            made = arrays.of_lists(value)
+        except ValueError as error:
+            raise InvalidInput(f"item '{name}'", f"not an array: {error}") from None
         dtype = arrays.name_of(made.dtype)
         if dtype is None:
             message = f"arrays of {made.dtype} are not supported"

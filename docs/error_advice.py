@@ -139,7 +139,8 @@ ADVICE = {
     # --- invocations
     "ApplicationFailed": Advice(
         "One instance of a function in a composition failed. The end of the message is its error.",
-        "Look up the last error of the message. The numbers say which instance it was.",
+        "Look up the last error of the message, in Python `error.root`. The numbers say which "
+        "instance it was. If `error.blame` is `Blame.CAPACITY`, the same may succeed later.",
     ),
     "DeadlineExceeded": Advice(
         "The work takes longer than the deadline, 60 s by default, or waited too long.",
@@ -193,8 +194,10 @@ ADVICE = {
         "All `max_connections` are in use.", "Reuse connections; close those that are idle."
     ),
     "QuotaExceeded": Advice(
-        "One call alone is larger than the quota of its tenant.",
-        "Use smaller inputs, or ask the operator; see [limits.md](limits.md).",
+        "One call alone, or code and constants of one function, is larger than the quota of its "
+        "tenant, or than the memory of the node for functions.",
+        "Use smaller inputs or a smaller function, or ask the operator; see "
+        "[limits.md](limits.md).",
     ),
     # --- the platform
     "BackendUnavailable": Advice(

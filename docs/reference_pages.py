@@ -41,8 +41,8 @@ _BLAMED = {
 _ERRORS_HEAD = """# Errors
 
 Every error has a kind, an HTTP status, a side at fault, and a message: what happened, where, and what to do. A program
-gets it as an exception of that class, in-process and from a client. Over HTTP it is a
-[problem document](http.md#problems) whose `type` ends with the kind.
+gets it as an exception of that class, in-process and from a client; `dandelion.DandelionError` is the base of all. Over
+HTTP it is a [problem document](http.md#problems) whose `type` ends with the kind.
 
 Where to look first:
 
@@ -125,8 +125,9 @@ def _family(cls: type[DandelionError]) -> str:
 
 def _error(cls: type[DandelionError]) -> str:
     cause, action = ADVICE[cls.__name__]
-    status = "that of its cause" if cls.__name__ == "ApplicationFailed" else cls.status
-    facts = [f"Status {status}", f"at fault: {_BLAMED[cls.blame]}"]
+    facts = [f"Status {cls.status}", f"at fault: {_BLAMED[cls.blame]}"]
+    if cls.__name__ == "ApplicationFailed":
+        facts = ["Status and side at fault: those of its cause"]
     if cls.__name__ in KINDS:
         facts.append("[can be caught](dsl.md#failures)")
     meaning = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].replace("\n", " ")

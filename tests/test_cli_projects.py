@@ -193,7 +193,7 @@ def test_top_and_trace(command: Command, app: Path, url: str) -> None:
     command("register", app, "--url", url)
     with Client(url) as client:
         sets = {client.describe("word_count").inputs[0].name: "a b"}
-        id_, _ = client.invoke_sets("word_count", sets)
+        id_ = client.invoke_sets("word_count", sets).id
         with pytest.raises(Exception, match="InputMismatch"):
             client.invoke_sets("word_count", {next(iter(sets)): [b"\xff"]})
     code, out, _ = command("top", "--url", url)

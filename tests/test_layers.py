@@ -22,7 +22,7 @@ LAYERS = [
     ["arrays", "json_values"],
     ["previews"],
     ["data"],
-    ["set_values"],
+    ["set_values", "invocation_result"],
     ["attached_files", "call_values", "own_modules"],
     ["failures"],
     ["function"],

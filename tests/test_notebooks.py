@@ -25,7 +25,7 @@ from dandelion.capacity import (
 from dandelion.data import Item, ItemSet, Sets, SetSpec
 from dandelion.errors import ErrorRecord
 from dandelion.function import CodeObject, FunctionSpec
-from dandelion.node.invocation_result import InvocationResult
+from dandelion.node.traced_result import TracedResult
 from dandelion.settings import TenantSettings
 from dandelion.timeline import BARS_LIMIT
 from dandelion.traces import CallRecord, Trace, TraceDocument
@@ -109,7 +109,7 @@ MAKERS: dict[str, Callable[[], object]] = {
     "item": lambda: HOSTILE_SET[0],
     "set": lambda: HOSTILE_SET,
     "sets": lambda: Sets({HOSTILE: HOSTILE_SET, "none": None}),
-    "result": lambda: InvocationResult("1", Sets({HOSTILE: HOSTILE_SET}), Trace("a", SHOWN, 0)),
+    "result": lambda: TracedResult("1", Sets({HOSTILE: HOSTILE_SET}), Trace("a", SHOWN, 0)),
     "trace": trace_document,
     "capacity": capacity,
     "invocation": view,

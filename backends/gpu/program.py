@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from dandelion.arrays import text_of
 from dandelion.blueprint import FromInput, GpuConfig, parse_blueprint
 from dandelion.blueprint.uses import (
     integers_open,
@@ -48,6 +49,7 @@ class Program:
         identity: its digest.
         config: its blueprint.
         inputs: for each buffer that is copied in, the position of its set.
+        types: the declared type of each input set, for errors.
         naming: position of the set whose item names the outputs, or -1.
         outputs: names of the output sets, in their order.
         integers: those that plans depend on.
@@ -62,6 +64,7 @@ class Program:
     identity: str
     config: GpuConfig
     inputs: tuple[tuple[str, int], ...]
+    types: Mapping[str, str]
     naming: int
     outputs: tuple[str, ...]
     integers: tuple[FromInput, ...]
@@ -135,7 +138,8 @@ class Program:
         for name, position in self.inputs:
             item_set = inputs[position]
             if item_set is None:
-                raise InvalidInput(f"sets.{name}", "it is missing; a GPU function needs every set")
+                message = "it is absent, and a GPU function needs every set"
+                raise InvalidInput(f"sets.{name}", message, f"give {self.types[name]}")
             if len(item_set.items) != 1:
                 message = f"it has {len(item_set.items)} items; a buffer is exactly one"
                 raise InvalidInput(f"sets.{name}", message, "apply the function to each")
@@ -177,6 +181,7 @@ def make_program(function: Function) -> Program:
         function.identity,
         config,
         tuple((name, position[name]) for name in names),
+        {declared.name: text_of(declared.dtype, declared.shape) for declared in spec.inputs},
         naming,
         spec.output_names,
         code.integers,

@@ -83,12 +83,12 @@ def all_at_once(client: Client, requests: Sequence[Item]) -> Together:
     """Invoke the composition once for all requests."""
     started = time.perf_counter()
     sets = {"requests": list(requests)}
-    invocation, outputs = client.invoke_sets(bundle.NAME, sets, deadline_s=DEADLINE_S)
+    result = client.invoke_sets(bundle.NAME, sets, deadline_s=DEADLINE_S)
     seconds = time.perf_counter() - started
     expected = bundle.expected({"requests": requests})
-    is_right = bundle.agrees(bundle.results(outputs), expected)
-    data = client.trace(invocation)
-    return Together(bundle.read_report(outputs), is_right, seconds, read_trace(data), data)
+    is_right = bundle.agrees(bundle.results(result.sets), expected)
+    data = client.trace(result.id)
+    return Together(bundle.read_report(result.sets), is_right, seconds, read_trace(data), data)
 
 
 def right(predictions: Iterable[bundle.Prediction]) -> int:

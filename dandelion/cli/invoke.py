@@ -31,7 +31,7 @@ def run(arguments: Arguments, out: Output) -> int:
     sets = read_sets(arguments.sets)
     with connect(arguments) as client, explaining_json(arguments.sets):
         check_numbers(arguments.sets, described(client, arguments))
-        id_, result = client.invoke_sets(
+        result = client.invoke_sets(
             arguments.name,
             sets,
             version=arguments.version_,
@@ -39,7 +39,7 @@ def run(arguments: Arguments, out: Output) -> int:
             priority=arguments.priority,
             idempotency_key=arguments.key,
         )
-    show_result(arguments, out, id_, result)
+    show_result(arguments, out, result.id, result.sets)
     return 0
 
 

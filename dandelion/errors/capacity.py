@@ -107,17 +107,22 @@ class Overloaded(CapacityError):
 
 @dataclass(eq=False)
 class QuotaExceeded(DandelionError):
-    """A call needs more of a resource than its tenant may use at all; `what` is the resource."""
+    """A call needs more of a resource than its tenant or the node may use for it at all.
+
+    The same call will fail again. `what` is the resource, `owner` has the limit, and `remedy` says
+    what to change.
+    """
 
     owner: str
     what: str
     needed_bytes: int
     quota_bytes: int
+    remedy: str = "use smaller inputs, or ask the operator for a larger quota"
     status = 413
     blame = Blame.CALLER
 
     def __str__(self) -> str:
         return (
-            f"{self.owner}: {self.needed_bytes} bytes of {self.what} are needed, the quota is "
-            f"{self.quota_bytes}; use smaller inputs, or ask the operator for a larger quota"
+            f"{self.owner}: {self.needed_bytes} bytes of {self.what} are needed, the limit is "
+            f"{self.quota_bytes}; {self.remedy}"
         )

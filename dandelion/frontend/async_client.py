@@ -37,6 +37,7 @@ from dandelion.frontend.client_requests import (
 from dandelion.frontend.client_tls import Tls
 from dandelion.frontend.problem import Unreachable
 from dandelion.frontend.records import Description
+from dandelion.invocation_result import InvocationResult
 from dandelion.traces import TraceDocument
 
 T = TypeVar("T")
@@ -107,7 +108,7 @@ class AsyncClient:
         **sets: Value,
     ) -> Sets:
         """Invoke a function or composition, as `Client.invoke`."""
-        _, result = await self.invoke_sets(
+        result = await self.invoke_sets(
             name,
             sets,
             version=version,
@@ -115,7 +116,7 @@ class AsyncClient:
             priority=priority,
             idempotency_key=idempotency_key,
         )
-        return result
+        return result.sets
 
     async def invoke_sets(
         self,
@@ -126,8 +127,8 @@ class AsyncClient:
         deadline_s: float | None = None,
         priority: int = 0,
         idempotency_key: str = "",
-    ) -> tuple[str, Sets]:
-        """Invoke as `invoke` does; return the invocation's id, for `trace`, and its sets."""
+    ) -> InvocationResult:
+        """Invoke as `invoke` does; the result also has the id of the invocation, for `trace`."""
         return await self._run(
             client_protocol.invoke(
                 name_of(name), sets, version, deadline_s, priority, idempotency_key

@@ -46,6 +46,7 @@ from dandelion.frontend.client_tls import Tls
 from dandelion.frontend.connections import Connections
 from dandelion.frontend.problem import Unreachable
 from dandelion.frontend.records import Description
+from dandelion.invocation_result import InvocationResult
 from dandelion.traces import TraceDocument
 
 __all__ = ["Client", "Unreachable"]
@@ -145,7 +146,7 @@ class Client:
             The output sets by name; arrays have the declared dtype and shape.
 
         Raises:
-            DandelionError: of the same class as in-process; a note has the id of the invocation.
+            DandelionError: of the same class as in-process; `invocation` is the invocation's id.
             Unreachable: the node gave no answer.
         """
         return self.invoke_sets(
@@ -155,7 +156,7 @@ class Client:
             deadline_s=deadline_s,
             priority=priority,
             idempotency_key=idempotency_key,
-        )[1]
+        ).sets
 
     def invoke_sets(
         self,
@@ -166,8 +167,8 @@ class Client:
         deadline_s: float | None = None,
         priority: int = 0,
         idempotency_key: str = "",
-    ) -> tuple[str, Sets]:
-        """Invoke as `invoke` does; return the invocation's id, for `trace`, and its sets."""
+    ) -> InvocationResult:
+        """Invoke as `invoke` does; the result also has the id of the invocation, for `trace`."""
         return self._run(
             client_protocol.invoke(
                 name_of(name), sets, version, deadline_s, priority, idempotency_key

@@ -60,6 +60,7 @@ from dandelion.frontend.records import (
     RegisterResponse,
 )
 from dandelion.frontend.set_encoding import encode_request
+from dandelion.invocation_result import InvocationResult
 from dandelion.progress import progress
 from dandelion.traces import TraceDocument
 
@@ -95,7 +96,7 @@ def invoke(
     deadline_s: float | None,
     priority: int,
     key: str,
-) -> Steps[tuple[str, Sets]]:
+) -> Steps[InvocationResult]:
     """Invoke; returns the invocation's id and its sets."""
     path = _path("/v1/invoke", name, version)
     more = {"Dandelion-Priority": str(priority)} if priority else {}
@@ -103,7 +104,7 @@ def invoke(
         check_key("idempotency_key", key)
         more["Idempotency-Key"] = key
     response = _checked((yield _invocation(path, sets, deadline_s, more)))
-    return decode_response(response.body)
+    return InvocationResult(*decode_response(response.body))
 
 
 def record(
@@ -337,6 +338,7 @@ def _checked(response: ClientResponse) -> ClientResponse:
         raise Unreachable(response.url, message)
     error: DandelionError = from_record(problem.error)
     if problem.instance:
+        error.invocation = problem.instance
         error.add_note(f"invocation {problem.instance}")
     raise error
 

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from dandelion.arrays import Shape
+from dandelion.arrays import Shape, text_of
 from dandelion.data import Bytes, Item, ItemSet, Sets, SetSpec
 from dandelion.errors import InvalidInput, TooMany
 from dandelion.frontend.asgi import clipped, did_you_mean
@@ -205,7 +205,10 @@ def check_names(sets: Mapping[str, object], specs: Specs, static: tuple[str, ...
             raise InvalidInput(f"sets.{clipped(name)}", "no such input set", hint)
     for name, spec in specs.items():
         if name not in sets and not spec.optional:
-            raise InvalidInput(f"sets.{name}", "the set is missing", "send null to leave it empty")
+            hint = "send null if it may be empty"
+            if spec.dtype is not None:
+                hint = f"send {text_of(spec.dtype, spec.shape)}"
+            raise InvalidInput(f"sets.{name}", "the set is missing", hint)
 
 
 def _check_count(sets: Mapping[Any, Any], limit: int) -> None:

@@ -38,6 +38,7 @@ from dandelion.arrays import (
     dtype_named,
     exact_integers,
     name_of,
+    of_lists,
 )
 from dandelion.data import Bytes, Item, ItemSet, SetSpec
 from dandelion.errors import InvalidInput
@@ -196,7 +197,7 @@ def number_array(where: str, value: Plain, target: np.dtype[Any]) -> Array:
             number does not fit integers of the target.
     """
     try:
-        array = np.asarray(value)
+        array = of_lists(value)
     except (ValueError, OverflowError) as error:
         raise InvalidInput(where, f"not an array: {error}") from None
     if not array.size:

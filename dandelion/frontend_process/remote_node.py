@@ -15,8 +15,6 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
 from dandelion.asynchronous.records import KeptRequest
 from dandelion.data import Bytes, Item, ItemSet, Sets
 from dandelion.errors import from_record
@@ -53,6 +51,7 @@ from dandelion.frontend_process.wire import (
     WireSets,
     joined,
 )
+from dandelion.invocation_result import InvocationResult
 from dandelion.memory import ArenaMap, Context
 from dandelion.settings import Settings
 from dandelion.tokens.table import Buckets
@@ -62,13 +61,6 @@ _RELEASE_S = 0.01
 """Memory that is no longer used goes back after so long, if no other message is sent before."""
 _THREAD_BYTES = 1024 * 1024
 """Copying more is left to a thread."""
-
-
-class RemoteOutcome(msgspec.Struct, frozen=True, eq=False):
-    """The result of an invocation; see `dandelion.frontend.service.ServedResult`."""
-
-    id: str
-    sets: Sets
 
 
 class RemoteNode(RemoteQueries):
@@ -263,7 +255,7 @@ class RemoteNode(RemoteQueries):
         tenant: str,
         trace_context: InvocationSpan | None = None,
         on_wait: Callable[[], None] | None = None,
-    ) -> RemoteOutcome:
+    ) -> InvocationResult:
         """Invoke with sets; cancelling it cancels the invocation."""
         number, future = self._expect()
         try:
@@ -277,7 +269,7 @@ class RemoteNode(RemoteQueries):
             del sets, wire
             if on_wait is not None:
                 on_wait()
-            outcome: RemoteOutcome = await future
+            outcome: InvocationResult = await future
         except BaseException:
             self.dropped(number)
             raise
@@ -359,7 +351,7 @@ class RemoteNode(RemoteQueries):
         if self._parts:
             parts = self._parts.pop(message.number, None)
             sets = joined(parts, sets) if parts is not None else sets
-        outcome = RemoteOutcome(message.id, Sets(self._wire.read(message.number, sets)))
+        outcome = InvocationResult(message.id, Sets(self._wire.read(message.number, sets)))
         self._resolve(message.number, outcome)
 
     # --- queries: see `RemoteQueries` -----------------------------------------------------------

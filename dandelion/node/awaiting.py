@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from dandelion.dispatcher import CompositionPlan
 from dandelion.node.inputs import InputSets
-from dandelion.node.invocation_result import InvocationResult
 from dandelion.node.invoker import CallerSpan, Invoker
 from dandelion.node.library import Library
+from dandelion.node.traced_result import TracedResult
 from dandelion.scheduler import Tenant
 
 
@@ -31,7 +31,7 @@ async def awaited_result(
     priority: int,
     trace_context: CallerSpan = None,
     on_wait: Callable[[], None] | None = None,
-) -> InvocationResult:
+) -> TracedResult:
     """Invoke, and wait on the running loop; raises as `Node.invoke`.
 
     Args:

@@ -240,9 +240,13 @@ def _admission(scheduler: Scheduler, tenant: Tenant, spec: FunctionSpec) -> tupl
     flow = calls.flows.get((tenant.name, spec.name, spec.version))
     if flow is None:
         flow = Flow(tenant, spec, quota=quota_of_function(spec))
-        is_loaded = not calls.sizes(flow)[0]
+        flow.size_bytes, _ = calls.sizes(flow)
+        is_loaded = not flow.size_bytes
     else:
         is_loaded = flow.presence is Presence.PRESENT
+    misfit = None if is_loaded else calls.residency.misfit(flow)
+    if misfit is not None:
+        return "refused", 0, str(misfit)
     needs = Needs(tuple(code.format for code in spec.code))
     there = [calls.engines.running(name) for name in needs.formats]
     ready = [[e for e in engines if e.phase is EnginePhase.READY] for engines in there]

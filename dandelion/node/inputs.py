@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from dandelion.data import ItemSet, Value
+from dandelion.arrays import text_of
+from dandelion.data import ItemSet, SetSpec, Value
 from dandelion.dispatcher import CompositionPlan
 from dandelion.errors import ContextFull, InvalidInput, nearest
 from dandelion.executors.staging import INLINE_COPY_BYTES
@@ -36,10 +37,13 @@ def positional(plan: CompositionPlan, sets: Mapping[str, ItemSet | None]) -> Inp
     except KeyError:
         names = [spec.name for spec in plan.inputs]
         _refuse_others(plan, sets, names)  # a misspelt name is also missing
-        missing = ", ".join(s.name for s in plan.inputs if s.name not in sets and not s.optional)
+        missing = [s for s in plan.inputs if s.name not in sets and not s.optional]
         if missing:
-            hint = f"'{plan.name}' takes {', '.join(names)}; give null or None for an empty set"
-            raise InvalidInput("sets", f"missing: {missing}", hint) from None
+            hint = f"'{plan.name}' takes {', '.join(map(_declared, plan.inputs))}"
+            if all(s.dtype is None for s in missing):
+                hint += "; give null (None) for a set that may be empty"
+            text = ", ".join(s.name for s in missing)
+            raise InvalidInput("sets", f"missing: {text}", hint) from None
         return positional(plan, {**dict.fromkeys(names), **sets})
     if len(sets) != len(inputs):
         _refuse_others(plan, sets, [spec.name for spec in plan.inputs])
@@ -57,6 +61,16 @@ def converted(plan: CompositionPlan, sets: Mapping[str, Value]) -> dict[str, Ite
         if name in sets:
             made[name] = item_set(name, sets[name], spec)
     return made if len(made) == len(sets) else {**dict.fromkeys(sets), **made}
+
+
+def with_sets(plan: CompositionPlan, given: Mapping[str, Value]) -> Mapping[str, ItemSet | None]:
+    """Make sets of those values that are no sets yet. Sets are taken as they are."""
+    values = {n: v for n, v in given.items() if v is not None and not isinstance(v, ItemSet)}
+    return {**given, **converted(plan, values)} if values else given
+
+
+def _declared(spec: SetSpec) -> str:
+    return spec.name if spec.dtype is None else f"{spec.name}: {text_of(spec.dtype, spec.shape)}"
 
 
 def _refuse_others(

@@ -8,7 +8,7 @@ from dandelion.call_logs import PrintedLine
 from dandelion.data import ItemSet, Sets
 from dandelion.dispatcher import Walk
 from dandelion.errors import InternalError
-from dandelion.node.invocation_result import InvocationResult
+from dandelion.node.traced_result import TracedResult
 from dandelion.recording.recorder import InvocationRecorder
 from dandelion.scheduler import InvocationState, Tenant
 from dandelion.traces import Trace
@@ -65,7 +65,7 @@ class Invocation(InvocationState):
         self.calls_ended = 0
         self.printed: tuple[PrintedLine, ...] = ()
 
-    def result(self) -> InvocationResult:
+    def result(self) -> TracedResult:
         """Give the result, once.
 
         Raises:
@@ -82,4 +82,4 @@ class Invocation(InvocationState):
         outputs, self.outputs = self.outputs, None  # the scheduler may keep this for a while
         if outputs is None:
             raise InternalError("an invocation ended without a result")
-        return InvocationResult(self.id, Sets(self.walk.plan.named(outputs)), self.trace)
+        return TracedResult(self.id, Sets(self.walk.plan.named(outputs)), self.trace)

@@ -24,11 +24,11 @@ from dandelion.dispatcher.watched import ApplicationEnd, WatchedWalk
 from dandelion.errors import Cancelled, DandelionError
 from dandelion.node.inputs import InputSets, InputStager, positional
 from dandelion.node.invocation import Invocation
-from dandelion.node.invocation_result import InvocationResult
 from dandelion.node.library import Library
 from dandelion.node.loop import NodeLoop
 from dandelion.node.runtime import Runtime
 from dandelion.node.spaces import Spaces
+from dandelion.node.traced_result import TracedResult
 from dandelion.priority import checked_priority
 from dandelion.recording.recorder import InvocationRecorder
 from dandelion.scheduler import Tenant
@@ -92,7 +92,7 @@ class Invoker:
         priority: object,
         trace_context: CallerSpan = None,
         recorder: InvocationRecorder | None = None,
-    ) -> InvocationResult:
+    ) -> TracedResult:
         """Invoke, and block until the result is there; raises as `Node.invoke`."""
         if self._loop.is_current:
             return self._call_here(
@@ -125,7 +125,7 @@ class Invoker:
         priority: object,
         trace_context: CallerSpan,
         recorder: InvocationRecorder | None,
-    ) -> InvocationResult:
+    ) -> TracedResult:
         """Invoke on the loop's own thread, which works until the result is there.
 
         Functions that need the loop itself, such as HTTP, cannot go on meanwhile: they end with

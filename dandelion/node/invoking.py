@@ -13,10 +13,10 @@ from dandelion.namespaces import DEFAULT_TENANT
 from dandelion.node.awaiting import awaited_plan, awaited_result
 from dandelion.node.components import Components
 from dandelion.node.executor_answers import Arguments
-from dandelion.node.inputs import converted, positional
+from dandelion.node.inputs import converted, positional, with_sets
 from dandelion.node.invocation import Invocation
-from dandelion.node.invocation_result import InvocationResult
 from dandelion.node.invoker import CallerSpan
+from dandelion.node.traced_result import TracedResult
 from dandelion.recording.code import code_of
 from dandelion.recording.recorder import RECORDING_LIMIT_BYTES, InvocationRecorder
 from dandelion.trace_context import current_context
@@ -62,6 +62,7 @@ class Invoking:
             Unknown, InvalidInput: the call does not fit.
             ApplicationFailed, FunctionError: a function failed.
             DeadlineExceeded, Overloaded, CapacityError, NoEngine: not now, or not here.
+                The field `invocation` of each error is the invocation's id, if it has one.
         """
         space = self._spaces.of(tenant)
         plan = space.library.plan(name_of(name), version)
@@ -94,25 +95,29 @@ class Invoking:
     def invoke_sets(
         self,
         name: str | Named,
-        sets: Mapping[str, ItemSet | None],
+        sets: Mapping[str, Value],
         *,
         version: int | None = None,
         deadline_s: float | None = None,
         priority: int = 0,
         tenant: str = DEFAULT_TENANT,
         trace_context: CallerSpan = None,
-    ) -> InvocationResult:
-        """Invoke with sets; gives the result with its trace. Raises as `invoke`."""
+    ) -> TracedResult:
+        """Invoke as `invoke` does; the result also has the id of the invocation, and its trace.
+
+        The values of `sets` are those of `invoke`. An `ItemSet` is taken as it is, and not compared
+        with its declaration.
+        """
         space = self._spaces.of(tenant)
         plan = space.library.plan(name_of(name), version)
-        inputs = positional(plan, sets)
+        inputs = positional(plan, with_sets(plan, sets))
         span = trace_context or current_context()
         return self._invoker.call(plan, inputs, deadline_s, space.tenant, priority, span)
 
     async def invoke_sets_async(
         self,
-        name: str,
-        sets: Mapping[str, ItemSet | None],
+        name: str | Named,
+        sets: Mapping[str, Value],
         *,
         version: int | None = None,
         deadline_s: float | None = None,
@@ -120,19 +125,19 @@ class Invoking:
         tenant: str = DEFAULT_TENANT,
         trace_context: CallerSpan = None,
         on_wait: Callable[[], None] | None = None,
-    ) -> InvocationResult:
-        """Invoke with sets, from any event loop; cancelling it cancels the invocation.
+    ) -> TracedResult:
+        """Invoke as `invoke_sets` does, from any event loop; cancelling it cancels the invocation.
 
         Args:
-            name, sets, version, deadline_s, priority, tenant: as of `invoke`.
+            name, sets, version, deadline_s, priority, tenant: as of `invoke_sets`.
             trace_context: the caller's span, or the span that a frontend has begun. Unlike with the
                 other methods, OpenTelemetry's current span is not used: a server's loop may have
                 been started in one.
             on_wait: called if the result is not there at once, before this waits for it.
         """
         space = self._spaces.of(tenant)
-        plan = await awaited_plan(space.library, name, version)
-        inputs = positional(plan, sets)
+        plan = await awaited_plan(space.library, name_of(name), version)
+        inputs = positional(plan, with_sets(plan, sets))
         return await awaited_result(
             self._invoker, plan, inputs, deadline_s, space.tenant, priority, trace_context, on_wait
         )
@@ -140,7 +145,7 @@ class Invoking:
     def record(
         self,
         name: str | Named,
-        sets: Mapping[str, ItemSet | None],
+        sets: Mapping[str, Value],
         *,
         version: int | None = None,
         deadline_s: float | None = None,
@@ -167,7 +172,7 @@ class Invoking:
         space = self._spaces.of(tenant)
         plan = space.library.separate_plan(name, version)
         code = code_of(name, version, space.library.find, space.catalog)
-        inputs = positional(plan, sets)
+        inputs = positional(plan, with_sets(plan, sets))
         recorder = InvocationRecorder(limit_bytes)
         started_ns = time.monotonic_ns()
         answer: InstanceSets | DandelionError

@@ -18,14 +18,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from dandelion.driver import Capacity
-from dandelion.errors import ContextFull
+from dandelion.errors import QuotaExceeded
 from dandelion.scheduler.actions import Action, Discard, Fetch
 from dandelion.scheduler.counts import ConstantsCounts
 from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.function_memory import FunctionMemory
 from dandelion.scheduler.records import CallState, Flow, Phase, Presence
 
-_REMEDY = "use a smaller function, or raise 'arena_bytes' or the quota of the tenant"
+_SMALLER = "make its code and static sets smaller, or ask the operator to raise"
 
 
 class Residency:
@@ -157,7 +157,20 @@ class Residency:
         if flow.presence is Presence.PRESENT and not flow.pins and flow.size_bytes:
             self._evict(flow)
 
-    def step(self) -> tuple[list[CallState], ContextFull | None] | None:
+    def misfit(self, flow: Flow) -> QuotaExceeded | None:
+        """Return why a function can never be in the node's memory; None if it can."""
+        tenant, size_bytes = flow.tenant, flow.size_bytes
+        room, quota = self.node.capacity_bytes, tenant.quota.arena_bytes
+        what = f"memory for code and constants of '{flow.spec.name}'"
+        if size_bytes > quota:
+            remedy = f"{_SMALLER} the tenant's quota 'arena_bytes'"
+            return QuotaExceeded(tenant.label, what, size_bytes, quota, remedy)
+        if size_bytes > room:
+            remedy = f"{_SMALLER} the setting 'functions_bytes'"
+            return QuotaExceeded("this node", what, size_bytes, room, remedy)
+        return None
+
+    def step(self) -> tuple[list[CallState], QuotaExceeded | None] | None:
         """Make room for waiting functions.
 
         Returns:
@@ -172,21 +185,20 @@ class Residency:
             self._leave_only(set())
             return ([], None) if self._stayed else None
         flow = next(iter(self.line))
+        error = self.misfit(flow)
+        if error is not None:
+            del self.line[flow]
+            flow.presence = Presence.ABSENT
+            return _taken(flow.blocked), error
         quota = flow.tenant.quota.arena_bytes
         victims = self.node.victims(flow, flow.size_bytes, quota)
         if victims is not None:
             self._fetch(flow, victims)
             return [], None
         pinned = self.node.victims(flow, flow.size_bytes, quota, pinned=True)
-        if pinned is not None:
-            self._leave_only({f for f in pinned if f.presence is Presence.PRESENT})
-            return ([], None) if self._stayed else None
-        del self.line[flow]
-        flow.presence = Presence.ABSENT
-        room = min(quota, self.node.capacity_bytes)
-        return _taken(flow.blocked), ContextFull(
-            "memory for functions", flow.size_bytes, room, _REMEDY
-        )
+        assert pinned is not None, "without all others there is room for it"
+        self._leave_only({f for f in pinned if f.presence is Presence.PRESENT})
+        return ([], None) if self._stayed else None
 
     def _leave_only(self, leaving: set[Flow]) -> None:
         self._stayed.extend(flow for flow in self.leaving if flow not in leaving)

@@ -229,8 +229,8 @@ def test_clients_repeat_a_call_with_a_key(here: Served) -> None:
     url = f"http://127.0.0.1:{here.port}"
     with Client(url) as client:
         calls = [client.invoke_sets("echo", {"a": "x"}, idempotency_key="c-1") for _ in range(2)]
-        assert calls[0][0] == calls[1][0]
-        assert calls[1][1]["b"].text() == "x"
+        assert calls[0].id == calls[1].id
+        assert calls[1].sets["b"].text() == "x"
         with pytest.raises(KeyReused):
             client.invoke("echo", a="y", idempotency_key="c-1")
         with pytest.raises(InvalidInput, match="idempotency_key"):
@@ -239,6 +239,6 @@ def test_clients_repeat_a_call_with_a_key(here: Served) -> None:
     async def ask() -> str:
         async with AsyncClient(url) as client:
             assert (await client.invoke("echo", a="x", idempotency_key="c-1")).b.text() == "x"
-            return (await client.invoke_sets("echo", {"a": "x"}, idempotency_key="c-1"))[0]
+            return (await client.invoke_sets("echo", {"a": "x"}, idempotency_key="c-1")).id
 
-    assert asyncio.run(ask()) == calls[0][0]
+    assert asyncio.run(ask()) == calls[0].id

@@ -154,9 +154,9 @@ def test_a_body_that_is_too_large(client: Client) -> None:
 
 
 def test_the_invocation_can_be_looked_at(client: Client) -> None:
-    id_, sets = client.invoke_sets("echo", {"a": b"x"})
-    assert sets.b.bytes() == b"x"
-    assert b"traceEvents" in client.trace(id_)
+    result = client.invoke_sets("echo", {"a": b"x"})
+    assert result.sets.b.bytes() == b"x"
+    assert b"traceEvents" in client.trace(result.id)
     with pytest.raises(Unknown, match=r"'no-such-id'.*'keep_traces'"):
         client.trace("no-such-id")
 
@@ -235,8 +235,8 @@ def test_async_client_has_the_same_methods(client: Client) -> None:
             assert await other.ready(5)
             registered = await other.register(function("temporary", ("a",), ("b",)))
             assert [r.name for r in registered] == ["temporary"]
-            id_, _ = await other.invoke_sets("temporary", {"a": b"x"})
-            assert b"traceEvents" in await other.trace(id_)
+            result = await other.invoke_sets("temporary", {"a": b"x"})
+            assert b"traceEvents" in await other.trace(result.id)
             assert (await other.describe("temporary")).kind == "function"
             assert "temporary" in {entry.name for entry in await other.list()}
             assert [entry.name for entry in await other.remove("temporary")] == ["temporary"]

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from dandelion.documents import CodeDocument, Content, FunctionDocument
-from dandelion.errors import ContextFull
+from dandelion.errors import QuotaExceeded
 from dandelion.function import FunctionSpec
 from dandelion.node import Node, Settings, TenantSettings
 from dandelion.node.reloads import RELOADS, WINDOW_NS, ReloadWatch
@@ -91,8 +91,16 @@ def test_many_callers_share_memory_that_is_too_small() -> None:
 def test_a_function_that_can_never_fit_fails_with_its_size_and_others_go_on() -> None:
     with node_with() as node:
         node.register(constant("large", filled(1, ARENA)), constant("small", filled(2)))
-        with pytest.raises(ContextFull):
+        with pytest.raises(QuotaExceeded) as caught:
             node.invoke("large")
+        error = caught.value
+        assert (error.owner, error.needed_bytes, error.quota_bytes) == (
+            "this node",
+            ARENA,
+            ARENA // 2,
+        )
+        assert "'large'" in error.what
+        assert "'functions_bytes'" in str(error)
         assert node.invoke("small").out.bytes() == filled(2)
 
 

@@ -18,7 +18,9 @@ from dandelion.errors import (
     ContextFull,
     DeadlineExceeded,
     Overloaded,
+    QuotaExceeded,
 )
+from dandelion.frontend.problem import problem_response
 from dandelion.function import CodeObject, FunctionSpec
 from dandelion.scheduler import EngineState, InvocationState, Quota, Scheduler, Tenant, policy_of
 from dandelion.scheduler.actions import Send
@@ -151,8 +153,18 @@ def test_code_beyond_a_tenants_memory_is_not_loaded() -> None:
             node.register(
                 *[document(f"Small{n}", bytes([n]) * 4096) for n in (1, 2, 3)], tenant=name
             )
-        with pytest.raises(ContextFull):
-            node.invoke("Large", a=b"1", tenant="a")
+        for _ in range(2):  # before a call, and after one has failed
+            admission = node.capacity("a", "Large").admission
+            assert admission is not None
+            assert (admission.state, "8192" in admission.reason) == ("refused", True)
+            with pytest.raises(QuotaExceeded) as caught:
+                node.invoke("Large", a=b"1", tenant="a")
+            error = caught.value
+            assert (error.owner, error.quota_bytes) == ("tenant 'a'", 8192)
+            assert error.needed_bytes >= 10_000
+            assert "'Large'" in error.what
+            assert "'arena_bytes'" in str(error)
+            assert b"retry-after" not in dict(problem_response(error).headers)
         node.invoke("Large", a=b"1", tenant="b")
         for _ in range(2):
             for number in (1, 2, 3):  # one is evicted for the other

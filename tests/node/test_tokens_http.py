@@ -161,7 +161,7 @@ def test_tenants_register_and_remove_the_same_name_apart(served: Guarded) -> Non
 
 def test_a_trace_is_found_by_its_tenant_only(served: Guarded) -> None:
     with client(served, "acme") as acme:
-        id_, _ = acme.invoke_sets("echo", {"a": b"x"})
+        id_ = acme.invoke_sets("echo", {"a": b"x"}).id
         assert acme.trace(id_)
     unknown = id_[:-1] + ("1" if id_[-1] != "1" else "2") + "9"
     for caller in ("beta", "default"):

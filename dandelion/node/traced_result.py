@@ -1,25 +1,20 @@
-"""The result of an invocation."""
+"""The result of an invocation on a node, which has its trace."""
 
 from __future__ import annotations
 
-import msgspec
-
-from dandelion.data import Sets, elements_of
+from dandelion.data import elements_of
+from dandelion.invocation_result import InvocationResult
 from dandelion.markup import page
 from dandelion.traces import Trace
 
 
-class InvocationResult(msgspec.Struct, frozen=True, eq=False):
+class TracedResult(InvocationResult, frozen=True, eq=False):
     """The result of an invocation.
 
     Attributes:
-        id: of the invocation.
-        sets: the output sets by name; None where empty.
         trace: what happened when.
     """
 
-    id: str
-    sets: Sets
     trace: Trace
 
     def _repr_html_(self) -> str:
