@@ -495,6 +495,20 @@ def test_an_alternative_that_takes_too_long_is_given_up() -> None:
     engine.close()
 
 
+def test_long_alternatives_are_all_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that come first leave time for the others, instead of being run again."""
+    monkeypatch.setattr(candidates, "LIMIT_S", 0.4)
+    kernels = {"long": _host("long", 0.15), "fast": KERNELS["fast"]}
+    engine = SequentialEngine(HostDevice(kernels, POOL_BYTES), POOL_BYTES)  # type: ignore[arg-type]  # functions
+    engine.device.measurements = kept = Kept()
+    files = {"k.host": b"long fast"}
+    wanted = function(blueprint(("long", "fast"), files=files), files)
+    run_twice(engine, wanted)
+    assert ran == Counter({"long": 2, "fast": candidates.RUNS + 1})
+    assert len(kept.texts) == 1
+    engine.close()
+
+
 # --- the format ---------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ A blueprint may offer several lists of actions that do the same. When sizes of i
 seen, the call takes the first alternatives that can be loaded here. So it is known how long a call
 takes, and a later call measures if its time limit allows that: before the call itself, its plan is
 run with the first alternative of all candidates, then with the second, and so on, with the inputs
-of the call, each a few times and step by step. The time of each candidates' steps is taken, in all
+of the call, each a few times if there is time, and step by step. The time of each candidates' steps is taken, in all
 iterations of loops around them, which end where their words say as in a call, and the fastest
 alternative of each is kept with the device, by the function's content and all that its plan depends
 on. So later engines, of other processes too, do not measure it again.
@@ -233,7 +233,9 @@ def measured(
     """
     times: dict[str, dict[int, float]] = {group.where: {} for group in plan.groups}
     budget_s = _budget_s(left_s)
-    until = time.monotonic() + budget_s
+    began = time.monotonic()
+    until = began + budget_s
+    count = max(group.count for group in plan.groups)
     is_cut = False
 
     def check_time() -> None:
@@ -241,13 +243,14 @@ def measured(
         if time.monotonic() > until:
             raise _TooLong
 
-    for number in range(max(group.count for group in plan.groups)):
+    for number in range(count):
         if number and time.monotonic() + run_s > until:
             is_cut = True
             break
         try:
             made = attempt(_numbered(plan, number))
-            run_s = _run(device, made, number, times, check_time, until)
+            share_ends = began + budget_s * (number + 1) / count  # others are to be run, too
+            run_s = _run(device, made, number, times, check_time, share_ends)
         except _TooLong:
             is_cut = True
             break
@@ -266,9 +269,9 @@ def _run(
     number: int,
     times: Mapping[str, dict[int, float]],
     check: Callable[[], None],
-    until: float,
+    again_until: float,
 ) -> float:
-    """Run a plan some times, and note the times of its candidates.
+    """Run a plan some times, all but once until then, and note the times of its candidates.
 
     Returns:
         The seconds that the last run took.
@@ -276,7 +279,7 @@ def _run(
     run_s = 0.0
     for count in range(RUNS):
         started = time.monotonic()
-        if count and started + run_s > until:
+        if count and started + run_s > again_until:
             break
         check()
         try:
