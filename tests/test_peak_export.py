@@ -114,6 +114,16 @@ def test_attention(kind: str) -> None:
     assert bases == {next(iter(made.inputs))}  # nothing is copied
 
 
+@pytest.mark.parametrize(("dtype", "whole"), [(torch.float32, 0), (torch.bfloat16, 1)])
+def test_attention_of_one_row(dtype: Any, whole: int) -> None:
+    """As a decoder has it that writes a token: faster as sums, if the numbers are float32."""
+    module = Calls(functional.scaled_dot_product_attention).eval()
+    examples = [torch.randn(1, 4, rows, 16).to(dtype) for rows in (1, 9, 9)]
+    graph = torch_binding.graph_of(module, examples)
+    _, products = for_peak(graph, bp.Computation.TF32)
+    assert sum(isinstance(one, AttentionProduct) for one in products.values()) == whole
+
+
 def test_rows_are_multiplied_as_they_lie() -> None:
     module, examples = torch_models.model("bert_base", torch_models.SMALL, 2)
     graph = torch_binding.graph_of(module, examples)
