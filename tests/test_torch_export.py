@@ -185,6 +185,19 @@ def test_equal_weights_are_stored_once() -> None:
     assert made.report.static_bytes == 64 * 64 * 4
 
 
+def test_constants_need_no_kernel(node: Node) -> None:
+    class Masked(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.where(x > 0, x, -torch.inf) + torch.ones(6), torch.zeros(2, 3)
+
+    made = export_module("masked", Masked().eval(), (X,), outputs=["y", "zeros"])
+    assert made.report.kernels == 2, "one for each result"
+    found = call(node, made.function, {"x": X.numpy()})
+    x = X.numpy()
+    assert np.array_equal(found["y"], np.where(x > 0, x, -np.inf).astype(np.float32) + 1)
+    assert np.array_equal(found["zeros"], np.zeros((2, 3), np.float32))
+
+
 def test_names_of_outputs(node: Node) -> None:
     class Pair(nn.Module):
         def forward(self, x: Any) -> Any:

@@ -97,7 +97,7 @@ class _Tensors:
         return getattr(self.tinygrad.dtypes, dtype)
 
     def full(self, shape: Sequence[int], value: float, dtype: str) -> Tensor:
-        return self.tinygrad.Tensor.full(tuple(shape), value, dtype=self.type(dtype))
+        return self.tinygrad.Tensor.full(tuple(shape), value, dtype=self.type(dtype), buffer=False)
 
     def arange(self, count: int, dtype: str) -> Tensor:
         return self.tinygrad.Tensor.arange(count, dtype=self.type(dtype))
