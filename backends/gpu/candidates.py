@@ -4,10 +4,10 @@ A blueprint may offer several lists of actions that do the same. When sizes of i
 seen, the call takes the first alternatives that can be loaded here. So it is known how long a call
 takes, and a later call measures if its time limit allows that: before the call itself, its plan is
 run with the first alternative of all candidates, then with the second, and so on, with the inputs
-of the call, each a few times if there is time, and step by step. The time of each candidates' steps is taken, in all
-iterations of loops around them, which end where their words say as in a call, and the fastest
-alternative of each is kept with the device, by the function's content and all that its plan depends
-on. So later engines, of other processes too, do not measure it again.
+of the call, each a few times if there is time, and step by step. The time of each candidates' steps
+is taken, in all iterations of loops around them, which end where their words say as in a call, and
+the fastest alternative of each is kept with the device, by the function's content and all that its
+plan depends on. So later engines, of other processes too, do not measure it again.
 
 Rejected: measuring in the first call. How long a run takes is not known then, and a single kernel
 cannot be stopped: a call that would end just before its limit would be late.
