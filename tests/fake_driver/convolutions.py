@@ -184,6 +184,18 @@ def engines_are_as_exact_as_the_operation(fake: Fake) -> None:
     fake.nothing_left()
 
 
+def exact_engines_are_found_behind_many_others(fake: Fake) -> None:
+    """As cuDNN proposes them: first all that use tensor cores."""
+    if fake.kind == "hip":
+        return
+    fake.convolutions.fake_dnn_propose_inexact(40)
+    runner = Runner(fake)
+    _check_in_library(fake, _case(), runner)
+    assert not fake.convolutions.fake_dnn_engines() & 1 << INEXACT
+    runner.close()
+    fake.nothing_left()
+
+
 def without_room_for_trials_the_first_engine_is_taken(fake: Fake) -> None:
     fake.library.fake_set_memory(3 << 20)  # the pool takes nearly all of it
     with tempfile.TemporaryDirectory() as folder:

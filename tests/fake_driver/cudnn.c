@@ -35,6 +35,7 @@ static long calls, fail_at = -1, launched;
 static int last_engine = -1, all_engines;
 static size_t needed = 512;
 static int knows_epilogues = 1;
+static int inexact = 1; /* so many engines with tensor cores are proposed */
 
 long fake_dnn_live(int kind) { return made[kind]; }
 long fake_dnn_calls(void) { return calls; }
@@ -43,10 +44,11 @@ int fake_dnn_engine(void) { return last_engine; }
 int fake_dnn_engines(void) { return all_engines; }
 void fake_dnn_fail(long after) { fail_at = after < 0 ? -1 : calls + after; }
 void fake_dnn_know_epilogues(int value) { knows_epilogues = value; }
+void fake_dnn_propose_inexact(int count) { inexact = count; }
 void fake_dnn_reset(void)
 {
     calls = 0, fail_at = -1, launched = 0, last_engine = -1, all_engines = 0;
-    knows_epilogues = 1;
+    knows_epilogues = 1, inexact = 1;
 }
 
 #define ENTER                                                                                      \
@@ -199,13 +201,15 @@ int cudnnBackendGetAttribute(struct descriptor *d, int name, int type, int64_t w
     ENTER;
     if (d->kind == HEURISTICS && name == 202 && type == 15) {
         const int *mode = get(d, 200, 8, 1);
-        *count = *mode == 3 ? ENGINES : 0;
+        *count = *mode == 3 ? ENGINES - 1 + inexact : 0;
         if (*count > wanted)
-            return BAD_PARAM;
+            *count = wanted;
         for (int i = 0; i < *count; i++) {
             if (rooms[i]->kind != CONFIG)
                 return BAD_PARAM;
-            rooms[i]->engine = i, rooms[i]->is_final = 1;
+            int after = i - inexact + 1;
+            rooms[i]->engine = i <= TENSOR_CORE ? i : after < TENSOR_CORE ? TENSOR_CORE : after;
+            rooms[i]->is_final = 1;
             struct attribute *a = &rooms[i]->attributes[rooms[i]->count++];
             a->name = 201, a->type = 15, a->count = 1;
             memcpy(a->data, get(d, 201, 15, 1), 8);
