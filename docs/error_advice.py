@@ -194,8 +194,8 @@ ADVICE = {
         "All `max_connections` are in use.", "Reuse connections; close those that are idle."
     ),
     "QuotaExceeded": Advice(
-        "One call alone, or code and constants of one function, is larger than the quota of its "
-        "tenant, or than the memory of the node for functions.",
+        "The inputs or results of one call, or code and constants of one function, are larger than "
+        "the quota of the tenant, or than the memory of the node for functions.",
         "Use smaller inputs or a smaller function, or ask the operator; see "
         "[limits.md](limits.md).",
     ),

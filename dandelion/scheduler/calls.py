@@ -14,7 +14,7 @@ import msgspec
 
 from dandelion.dispatcher import Run
 from dandelion.driver import Demand, InstanceSets
-from dandelion.errors import ContextFull, DandelionError, EngineDied
+from dandelion.errors import DandelionError, EngineDied
 from dandelion.function import FunctionSpec, FusedFunction, digest_of
 from dandelion.scheduler.actions import Action, Look, Plan, Stop
 from dandelion.scheduler.lines import Lines
@@ -43,7 +43,9 @@ that a device would keep."""
 class Walks(Protocol):
     """Receives the end of every call that was not cancelled."""
 
-    def shortage(self, tenant: Tenant, needed_bytes: int) -> ContextFull | None:
+    def shortage(
+        self, tenant: Tenant, needed_bytes: int, largest_bytes: int
+    ) -> DandelionError | None:
         """Return why a tenant, whose quota seems exhausted, may not use so many more bytes."""
 
     def finished(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:

@@ -20,6 +20,7 @@ from dandelion.errors import (
     DeadlineExceeded,
     InternalError,
     Overloaded,
+    QuotaExceeded,
     TimedOut,
 )
 from dandelion.scheduler.actions import Action, End
@@ -94,7 +95,7 @@ class Scheduler:
         if tenant.invocations >= quota.invocations:
             return Overloaded(tenant.invocations, quota.invocations, "invocations", tenant.label)
         if tenant.arena_bytes + input_bytes > quota.arena_bytes:
-            return self.shortage(tenant, input_bytes)
+            return self.shortage(tenant, input_bytes, input_bytes)
         return None
 
     # --- invocations --------------------------------------------------------------------------
@@ -323,16 +324,27 @@ class Scheduler:
             self._charge(invocation, -invocation.arena_bytes)
         self._actions.append(End(invocation))
 
-    def shortage(self, tenant: Tenant, needed_bytes: int) -> ContextFull | None:
+    def shortage(
+        self, tenant: Tenant, needed_bytes: int, largest_bytes: int
+    ) -> ContextFull | QuotaExceeded | None:
         """Count what a tenant, whose quota seems to be exhausted, has in the arena.
+
+        Args:
+            tenant: which.
+            needed_bytes: that it would have more.
+            largest_bytes: of these, what one invocation or call needs.
 
         Returns:
             Why it may not use so many more bytes; None if it may.
         """
         self.recount(tenant)
-        left = tenant.quota.arena_bytes - tenant.arena_bytes
+        quota = tenant.quota.arena_bytes
+        left = quota - tenant.arena_bytes
         if needed_bytes <= left:
             return None
+        if largest_bytes > quota:
+            what = "memory for inputs and results"
+            return QuotaExceeded(tenant.label, what, largest_bytes, quota, ARENA_REMEDY)
         return ContextFull(tenant.label, needed_bytes, max(0, left), ARENA_REMEDY)
 
     def recount(self, tenant: Tenant) -> None:

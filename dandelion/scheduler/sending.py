@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import count, islice
 
 from dandelion.controllers.cores import CoreDivision
-from dandelion.errors import ContextFull, DandelionError, QuotaExceeded
+from dandelion.errors import DandelionError, QuotaExceeded
 from dandelion.scheduler.actions import Action, Send, Start
 from dandelion.scheduler.batches import Batches
 from dandelion.scheduler.concurrency import Concurrency, WorkerPool
@@ -55,7 +55,7 @@ class Sending:
         policy: Policy,
         actions: Callable[[Action], None],
         fail: Callable[[CallState, DandelionError, int], None],
-        shortage: Callable[[Tenant, int], ContextFull | None],
+        shortage: Callable[[Tenant, int, int], DandelionError | None],
     ) -> None:
         self.batches = Batches(lines)
         self.concurrency = Concurrency(policy.elastic, policy.reserves, actions)
@@ -269,12 +269,14 @@ class Sending:
         flow = call.flow
         tenant = flow.tenant
         calls = call.members or (call,)
-        needed = 0
+        needed = largest = 0
         for one in calls:
             if one.demand is not None:
-                needed += one.demand.output_bytes or 0
+                size_bytes = one.demand.output_bytes or 0
+                needed += size_bytes
+                largest = max(largest, size_bytes)
         if tenant.arena_bytes + needed > tenant.quota.arena_bytes:
-            error = self._shortage(tenant, needed)
+            error = self._shortage(tenant, needed, largest)
             if error is not None:
                 self._fail(call, error, now_ns)
                 return

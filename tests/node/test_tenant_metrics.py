@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from dandelion.documents import CodeDocument, FunctionDocument
 from dandelion.driver import Hosting
 from dandelion.errors import (
-    ContextFull,
     InvalidInput,
+    QuotaExceeded,
     Raised,
 )
 from dandelion.node import Node, Settings
@@ -145,7 +145,7 @@ def test_refusals_are_counted() -> None:
     with Node(Settings(backends=("null",), tenants={"small": quota})) as node:
         document = FunctionDocument("F", ("a",), ("b",), code=(CodeDocument("null"),))
         node.register(document, tenant="small")
-        with pytest.raises(ContextFull):
+        with pytest.raises(QuotaExceeded):
             node.invoke("F", tenant="small", a=b"too much")
         counted = node.info().invocations["small"].by_outcome
-        assert counted == {"ContextFull": 1}
+        assert counted == {"QuotaExceeded": 1}

@@ -114,7 +114,7 @@ def test_inputs_beyond_a_tenants_memory_are_refused(gate: Gate, driver: Scripted
         tenants(driver, a=TenantSettings(arena_bytes=1000), b=TenantSettings()) as node,
         ThreadPoolExecutor(8) as pool,
     ):
-        with pytest.raises(ContextFull):
+        with pytest.raises(QuotaExceeded, match="1001 bytes of memory for inputs"):
             node.invoke("F", a=bytes(1001), tenant="a")
         calls = [begun(pool, node, "a", bytes(600))]
         with pytest.raises(ContextFull):
