@@ -194,8 +194,8 @@ ADVICE = {
         "All `max_connections` are in use.", "Reuse connections; close those that are idle."
     ),
     "QuotaExceeded": Advice(
-        "The inputs or results of one call, or code and constants of one function, are larger than "
-        "the quota of the tenant, or than the memory of the node for functions.",
+        "The inputs of one invocation with its results, or code and constants of one function, are "
+        "larger than the quota of the tenant, or than the memory of the node for functions.",
         "Use smaller inputs or a smaller function, or ask the operator; see "
         "[limits.md](limits.md).",
     ),

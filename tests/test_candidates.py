@@ -509,6 +509,21 @@ def test_long_alternatives_are_all_run(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.close()
 
 
+def test_a_choice_is_not_kept_while_an_alternative_was_not_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A later engine may have the time."""
+    monkeypatch.setattr(candidates, "LIMIT_S", 0.4)
+    kernels = {n: _host(n, 0.15) for n in ("long", "longer")} | {"fast": KERNELS["fast"]}
+    engine = SequentialEngine(HostDevice(kernels, POOL_BYTES), POOL_BYTES)  # type: ignore[arg-type]  # functions
+    engine.device.measurements = kept = Kept()
+    files = {"k.host": b"long longer fast"}
+    run_twice(engine, function(blueprint(("long", "longer", "fast"), files=files), files))
+    assert ran["fast"] == 0
+    assert not kept.texts
+    engine.close()
+
+
 # --- the format ---------------------------------------------------------------------------------
 
 

@@ -198,6 +198,48 @@ def test_constants_need_no_kernel(node: Node) -> None:
     assert np.array_equal(found["zeros"], np.zeros((2, 3), np.float32))
 
 
+@pytest.mark.parametrize(
+    "constant",
+    [
+        lambda x: torch.zeros(1),
+        lambda x: torch.ones(1, 1, dtype=torch.bool),
+        lambda x: torch.full((), 2.5),
+        lambda x: torch.ones(5)[1:2] * 2 + 1,
+        lambda x: torch.ones(3).sum(),
+        lambda x: torch.arange(1),
+        lambda x: torch.full_like(x[:1, :1], 3),
+    ],
+)
+def test_constants_as_results(node: Node, constant: Any) -> None:
+    class Two(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x + 1, constant(x)
+
+    made = torch_function("two", Two().eval(), (X,), outputs=["y", "one"])
+    found = call(node, made, {"x": X.numpy()})
+    wanted = constant(X).numpy()
+    assert np.array_equal(found["one"].reshape(wanted.shape), wanted)
+
+
+@pytest.mark.parametrize("bias", [0.25, 3.0, -30.0])
+def test_a_constant_as_operand_of_a_library_operation(node: Node, bias: float) -> None:
+    class Convolved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.linspace(-1, 1, 32 * 9).reshape(1, 32, 3, 3))
+
+        def forward(self, x: Any) -> Any:
+            return functional.conv2d(x, self.weight, torch.full((1,), bias))
+
+    x = torch.linspace(-1, 1, 2 * 32 * 16 * 16).reshape(2, 32, 16, 16)
+    module = Convolved().eval()
+    made = export_module("convolved", module, (x,), outputs=["y"])
+    assert made.report.library_operations == 1
+    found = call(node, made.function, {"x": x.numpy()})["y"]
+    wanted = module(x).detach().numpy()
+    assert np.abs(found - wanted).max() <= ERROR * np.abs(wanted).max()
+
+
 def test_names_of_outputs(node: Node) -> None:
     class Pair(nn.Module):
         def forward(self, x: Any) -> Any:

@@ -108,9 +108,10 @@ def test_an_output_is_absent_if_it_is_zero(node: Node, largest: float, present: 
         (["half"], None, "int32 is expected, it is float32; return it as tensor.int()"),
         (["counted"], None, "int32 is expected, it is int64"),
         (["more"], (1, 2), "batch"),
+        ("more", None, "a list of names is expected"),
     ],
 )
-def test_what_cannot_be_absent(names: list[str], batch: Any, message: str) -> None:
+def test_what_cannot_be_absent(names: Any, batch: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message) as caught:
         export_module("halve", Halve().eval(), ARGUMENTS, absent_if_zero=names, batch=batch)
     assert "absent_if_zero" in str(caught.value)
@@ -120,7 +121,8 @@ def test_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "steps.py"
     file.write_text(
         "import torch\n\nclass Less(torch.nn.Module):\n    def forward(self, x):\n"
-        "        return {'y': x * 2, 'more': (x > 1e9).any()[None].int()}\n\n"
+        "        none = (x > 1e9).any()[None].int()\n"
+        "        return {'y': x * 2, 'more': torch.cat([none, none + 1])}\n\n"
         "less = Less().eval()\n"
     )
     command = ["export", f"{file}:less", "--inputs", "float32[4]", "-o", str(tmp_path / "out")]

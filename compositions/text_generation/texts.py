@@ -9,6 +9,7 @@ from typing import Any
 LENGTH = 128
 LAYERS, WIDTH = 2, 32
 EMPTY, END, FIRST = 0, 1, 2
+NEVER = -1e9  # as the noise of a character that is not to be chosen
 CHARACTERS = "".join(map(chr, range(32, 127)))
 VOCABULARY = FIRST + len(CHARACTERS)
 
@@ -69,16 +70,19 @@ def options_of(found: Any) -> tuple[float, int]:
 def noise_of(temperature: float, seed: str) -> bytes:
     """Draw what makes the largest of the sums a random choice: float32[128, 97].
 
-    A score plus Gumbel noise times the temperature is the largest with the probability that softmax
-    of the scores over the temperature gives. Source: Gumbel, Statistical theory of extreme values
-    and some practical applications, 1954; Maddison et al., A* sampling, 2014.
+    `EMPTY` is never chosen. A score plus Gumbel noise times the temperature is the largest with the
+    probability that softmax of the scores over the temperature gives. Source: Gumbel, Statistical
+    theory of extreme values and some practical applications, 1954; Maddison et al., A* sampling,
+    2014.
     """
-    count = LENGTH * VOCABULARY
-    if not temperature:
-        return bytes(4 * count)
-    draw = random.Random(seed).random
-    numbers = (max(draw(), 1e-300) for _ in range(count))
-    return array("f", (-temperature * math.log(-math.log(u)) for u in numbers)).tobytes()
+    made = array("f", bytes(4 * LENGTH * VOCABULARY))
+    if temperature:
+        draw = random.Random(seed).random
+        numbers = (max(draw(), 1e-300) for _ in made)
+        made = array("f", (-temperature * math.log(-math.log(u)) for u in numbers))
+    for position in range(LENGTH):
+        made[position * VOCABULARY + EMPTY] = NEVER
+    return made.tobytes()
 
 
 def end_text(text: Any) -> dict[str, dict[str, bytes]]:

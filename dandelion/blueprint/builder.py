@@ -149,8 +149,8 @@ class Blueprint(OperationBuilder):
             name: the name for `launch`.
             module: name of its module; the only one by default.
             symbol: its name in the module, if different.
-            access: ``read``, ``write`` (never reads earlier content), ``both`` or ``value`` for
-                each parameter.
+            access: ``read``, ``write`` (writes all, never reads earlier content), ``both`` or
+                ``value`` for each parameter.
         """
         ways = tuple(Access(a) for a in access)
         self._kernels[name] = Kernel(name, module or self._only_module(name), symbol, ways)

@@ -228,8 +228,8 @@ class ExecutionBlueprint(BlueprintRecord, frozen=True):
 class Access(enum.Enum):
     """A kernel's access to a parameter.
 
-    WRITE guarantees that earlier content is never read, so the buffer may reuse the memory of
-    another one.
+    WRITE guarantees that earlier content is never read and that all of the buffer is written, so it
+    may reuse the memory of another one.
     """
 
     READ = "read"

@@ -36,6 +36,7 @@ from dandelion.export.torch_graph import (
 from dandelion.progress import ShowProgress, no_progress
 
 _DEVICE = "NULL"
+_MEMORY = frozenset({"BUFFER", "PARAM"})
 _CONTEXT = {
     "DEV": "NULL:OPENCL",
     "NO_MEMORY_PLANNER": 1,
@@ -175,7 +176,7 @@ class _Values:
         node = self.nodes.get(name)
         source = node.arguments[0] if node is not None and node.operator == GETITEM else None
         stored = isinstance(source, Reference) and source.name in self.kept
-        if f"operand {name}" in self.copied:
+        if f"operand {name}" in self.copied or _is_constant(tensor):
             return tensor.clone()
         return tensor if stored or name in self.kept else tensor.contiguous()
 
@@ -243,7 +244,8 @@ class _Values:
             tensor = self.values[name][0]
             kind = _outside(TensorType(tuple(tensor.shape), _name(tensor)))
             tensor = self.tensors.cast(tensor, _memory(kind.dtype))
-            made[label] = (tensor.clone() if label in copied else tensor.contiguous(), kind)
+            is_copied = label in copied or _is_constant(tensor)
+            made[label] = (tensor.clone() if is_copied else tensor.contiguous(), kind)
         return made
 
     def shared(self, outputs: Mapping[str, tuple[Tensor, TensorType]]) -> set[str]:
@@ -260,6 +262,11 @@ class _Values:
             if tensor.uop.buf_uop.max_numel() != elements:
                 found.add(f"operand {name}")
         return found
+
+
+def _is_constant(tensor: Tensor) -> bool:
+    """Tell whether a value depends on nothing in memory: `contiguous` may then make no kernel."""
+    return all(node.op.name not in _MEMORY for node in tensor.uop.toposort())
 
 
 def _outside(found: TensorType) -> TensorType:
@@ -320,7 +327,10 @@ class _Reader:
             kernels.append(self.launch(call))
         launches = in_order(kernels, self.operations, self.written)
         written = {launch.buffers[0] for launch in launches}
+        known = {*written, *self.values.inputs, *self.graph.constants}
+        read = {name for one in self.operations for name in one.of.values()}
         assert written >= self.outputs.keys(), self.outputs.keys() - written
+        assert known >= read, read - known
         return Kernels(
             list(self.sources.values()), launches, self.sizes, self.values.inputs, self.outputs
         )

@@ -270,6 +270,8 @@ def _check_names(graph: Graph) -> None:
 def _check_absent(names: Sequence[str], graph: Graph, sizes: Sequence[int]) -> None:
     """Refuse outputs that cannot be left out."""
     where = "absent_if_zero"
+    if isinstance(names, str):
+        raise InvalidInput(where, "a list of names is expected", f"write ['{names}']")
     types = shapes_of(graph)
     for name in names:
         if name not in graph.outputs:

@@ -95,7 +95,7 @@ class Scheduler:
         if tenant.invocations >= quota.invocations:
             return Overloaded(tenant.invocations, quota.invocations, "invocations", tenant.label)
         if tenant.arena_bytes + input_bytes > quota.arena_bytes:
-            return self.shortage(tenant, input_bytes, input_bytes)
+            return self.shortage(tenant, input_bytes, input_bytes, None)
         return None
 
     # --- invocations --------------------------------------------------------------------------
@@ -325,7 +325,11 @@ class Scheduler:
         self._actions.append(End(invocation))
 
     def shortage(
-        self, tenant: Tenant, needed_bytes: int, largest_bytes: int
+        self,
+        tenant: Tenant,
+        needed_bytes: int,
+        largest_bytes: int,
+        invocation: InvocationState | None,
     ) -> ContextFull | QuotaExceeded | None:
         """Count what a tenant, whose quota seems to be exhausted, has in the arena.
 
@@ -333,6 +337,7 @@ class Scheduler:
             tenant: which.
             needed_bytes: that it would have more.
             largest_bytes: of these, what one invocation or call needs.
+            invocation: to which that call belongs, if there is no other.
 
         Returns:
             Why it may not use so many more bytes; None if it may.
@@ -342,9 +347,10 @@ class Scheduler:
         left = quota - tenant.arena_bytes
         if needed_bytes <= left:
             return None
-        if largest_bytes > quota:
+        whole_bytes = largest_bytes + (0 if invocation is None else invocation.arena_bytes)
+        if whole_bytes > quota:
             what = "memory for inputs and results"
-            return QuotaExceeded(tenant.label, what, largest_bytes, quota, ARENA_REMEDY)
+            return QuotaExceeded(tenant.label, what, whole_bytes, quota, ARENA_REMEDY)
         return ContextFull(tenant.label, needed_bytes, max(0, left), ARENA_REMEDY)
 
     def recount(self, tenant: Tenant) -> None:

@@ -15,7 +15,16 @@ from dandelion.scheduler.engine import EnginePhase, EngineState
 from dandelion.scheduler.lines import Lines, busy_owner, overfull
 from dandelion.scheduler.placement import Engines, Needs, best_free, no_engine
 from dandelion.scheduler.policy import NEVER, Policy
-from dandelion.scheduler.records import CallQueue, CallState, Flow, Lane, Owner, Phase, Tenant
+from dandelion.scheduler.records import (
+    CallQueue,
+    CallState,
+    Flow,
+    InvocationState,
+    Lane,
+    Owner,
+    Phase,
+    Tenant,
+)
 from dandelion.scheduler.residency import Residency
 
 AHEAD_CALL_NS = 200_000_000
@@ -55,7 +64,7 @@ class Sending:
         policy: Policy,
         actions: Callable[[Action], None],
         fail: Callable[[CallState, DandelionError, int], None],
-        shortage: Callable[[Tenant, int, int], DandelionError | None],
+        shortage: Callable[[Tenant, int, int, InvocationState | None], DandelionError | None],
     ) -> None:
         self.batches = Batches(lines)
         self.concurrency = Concurrency(policy.elastic, policy.reserves, actions)
@@ -276,7 +285,9 @@ class Sending:
                 needed += size_bytes
                 largest = max(largest, size_bytes)
         if tenant.arena_bytes + needed > tenant.quota.arena_bytes:
-            error = self._shortage(tenant, needed, largest)
+            error = self._shortage(
+                tenant, needed, largest, None if call.members else call.invocation
+            )
             if error is not None:
                 self._fail(call, error, now_ns)
                 return

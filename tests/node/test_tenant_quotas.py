@@ -140,7 +140,7 @@ def test_results_beyond_a_tenants_memory_end_their_invocation() -> None:
             node.register(text, tenant=name)
         with pytest.raises(ApplicationFailed) as caught:
             node.invoke("C", x=bytes(100), tenant="a")
-        assert isinstance(caught.value.__cause__, ContextFull)
+        assert isinstance(caught.value.__cause__, QuotaExceeded)
         assert node.invoke("C", x=bytes(10), tenant="a").y.items[0].size_bytes == 640
         assert node.invoke("C", x=bytes(100), tenant="b").y.items[0].size_bytes == 6400
 

@@ -281,9 +281,10 @@ def test_a_loop_that_needs_more_than_the_quota_ends() -> None:
         node.done(150)
     assert isinstance(invocation.error.__cause__, DandelionError) if invocation.error else False
     cause: BaseException | None = invocation.error
-    while cause is not None and not isinstance(cause, ContextFull):
+    while cause is not None and not isinstance(cause, QuotaExceeded):
         cause = cause.__cause__
-    assert isinstance(cause, ContextFull)
+    assert isinstance(cause, QuotaExceeded)
+    assert cause.needed_bytes > cause.quota_bytes == 250
 
 
 def test_results_that_were_dropped_make_room_for_inputs() -> None:
