@@ -329,6 +329,20 @@ def test_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], node: Node) 
     assert function.outputs == ("y: float32[2, 3]",)
 
 
+def test_the_command_compares_modules_that_make_tensors(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "ones.py"
+    file.write_text(
+        "import torch\nclass Ones(torch.nn.Module):\n    def forward(self, x):\n"
+        "        return x @ torch.ones(4, 5)\nones = Ones().eval()\n"
+    )
+    command = ["export", f"{file}:ones", "--inputs", "float32[3, 4]", "--json"]
+    assert main([*command, "-o", str(tmp_path / "out")]) == 0
+    assert json.loads(capfd.readouterr().out)["report"]["errors"]["output"] < ERROR
+    assert torch.get_default_dtype() is torch.float32
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

@@ -331,8 +331,13 @@ def reference_outputs(
         else:
             found = program.state_dict.get(spec.target)
             values.append(wide(program.constants[spec.target] if found is None else found))
-    with torch.no_grad():
-        results = torch.fx.Interpreter(body).run(*values)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # that of tensors which the module makes
+    try:
+        with torch.no_grad():
+            results = torch.fx.Interpreter(body).run(*values)
+    finally:
+        torch.set_default_dtype(before)
     return {name: _array(torch, one) for name, one in zip(names, results, strict=True)}
 
 
