@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dandelion.data import ItemSet, Sets, Value
 from dandelion.documents import Named, name_of
 from dandelion.driver import InstanceSets
-from dandelion.errors import Cancelled, CapacityError, DandelionError
+from dandelion.errors import Cancelled, CapacityError, DandelionError, QuotaExceeded
 from dandelion.namespaces import DEFAULT_TENANT
 from dandelion.node.awaiting import awaited_plan, awaited_result
 from dandelion.node.components import Components
@@ -62,6 +62,7 @@ class Invoking:
             Unknown, InvalidInput: the call does not fit.
             ApplicationFailed, FunctionError: a function failed.
             DeadlineExceeded, Overloaded, CapacityError, NoEngine: not now, or not here.
+            QuotaExceeded: it needs more than its tenant may use.
                 The field `invocation` of each error is the invocation's id, if it has one.
         """
         space = self._spaces.of(tenant)
@@ -165,7 +166,8 @@ class Invoking:
             The recording, see `dandelion.recording.records.decode_recording`.
 
         Raises:
-            Unknown, InvalidInput, CapacityError, Cancelled: it was not run, or not to its end.
+            Unknown, InvalidInput, CapacityError, QuotaExceeded, Cancelled: it was not run, or not
+                to its end.
             TooLarge: what a replay needs exceeds the limit.
         """
         name = name_of(name)
@@ -182,7 +184,7 @@ class Invoking:
             )
             id_, answer = result.id, tuple(result.sets.values())
         except DandelionError as error:
-            if not error.invocation or isinstance(error, CapacityError | Cancelled):
+            if not error.invocation or isinstance(error, CapacityError | QuotaExceeded | Cancelled):
                 raise
             id_, answer = error.invocation, error
         names = tuple(spec.name for spec in plan.inputs)
@@ -209,7 +211,8 @@ class Invoking:
                 `gather`.
 
         Raises:
-            Unknown, InvalidInput, Overloaded, CapacityError, Cancelled: it did not begin.
+            Unknown, InvalidInput, Overloaded, CapacityError, QuotaExceeded, Cancelled: it did not
+                begin.
         """
         space = self._spaces.of(tenant)
         plan = space.library.plan(name, version)

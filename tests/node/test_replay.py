@@ -19,7 +19,7 @@ from dandelion import AsyncClient, Client
 from dandelion.cli.main import main
 from dandelion.data import ItemSet
 from dandelion.documents import RegistrationDocument, content, python_function
-from dandelion.errors import CapacityError, InvalidInput, NotRecorded, Unknown
+from dandelion.errors import InvalidInput, NotRecorded, QuotaExceeded, Unknown
 from dandelion.frontend.problem import MissingRight
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
@@ -126,7 +126,7 @@ def test_what_does_not_begin_gives_no_recording(node: Node) -> None:
         node.record("Sizes", {})
     node.set_tenant("full", TenantSettings(arena_bytes=4096))
     node.register(function("echo", ("a",), ("b",)), tenant="full")
-    with pytest.raises(CapacityError):
+    with pytest.raises(QuotaExceeded):
         node.record("echo", given(a=bytes(1 << 20)), tenant="full")
 
 
