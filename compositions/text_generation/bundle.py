@@ -21,6 +21,7 @@ Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
 HERE = Path(__file__).parent
 NAME = "text_generation"
+IMPORTS = ("array", "json", "math", "random")
 PROMPTS = {
     "text-0": "my keyboard ",
     "text-1": "hello, i cannot ",
@@ -55,14 +56,14 @@ def document() -> RegistrationDocument:
             f"keys: {stored}",
             f"values: {stored}",
         ),
-        imports=("array", "json", "math", "random"),
+        imports=IMPORTS,
     )
     end = python_function(
         HERE / "texts.py",
         name="end_text",
         inputs=(f"text: int64[1, {LENGTH}]",),
         outputs=("text",),
-        imports=("array", "json", "math", "random"),
+        imports=IMPORTS,
     )
     text = (HERE / "text_generation.dandelion").read_text()
     return RegistrationDocument(functions=(start, write_character(), end), compositions=(text,))

@@ -44,11 +44,7 @@ class Walks(Protocol):
     """Receives the end of every call that was not cancelled."""
 
     def shortage(
-        self,
-        tenant: Tenant,
-        needed_bytes: int,
-        largest_bytes: int,
-        invocation: InvocationState | None,
+        self, tenant: Tenant, needed_bytes: int, invocation: InvocationState | None = None
     ) -> DandelionError | None:
         """Return why a tenant, whose quota seems exhausted, may not use so many more bytes."""
 

@@ -95,7 +95,7 @@ class Scheduler:
         if tenant.invocations >= quota.invocations:
             return Overloaded(tenant.invocations, quota.invocations, "invocations", tenant.label)
         if tenant.arena_bytes + input_bytes > quota.arena_bytes:
-            return self.shortage(tenant, input_bytes, input_bytes, None)
+            return self.shortage(tenant, input_bytes)
         return None
 
     # --- invocations --------------------------------------------------------------------------
@@ -325,19 +325,15 @@ class Scheduler:
         self._actions.append(End(invocation))
 
     def shortage(
-        self,
-        tenant: Tenant,
-        needed_bytes: int,
-        largest_bytes: int,
-        invocation: InvocationState | None,
+        self, tenant: Tenant, needed_bytes: int, invocation: InvocationState | None = None
     ) -> ContextFull | QuotaExceeded | None:
         """Count what a tenant, whose quota seems to be exhausted, has in the arena.
 
         Args:
             tenant: which.
             needed_bytes: that it would have more.
-            largest_bytes: of these, what one invocation or call needs.
-            invocation: to which that call belongs, if there is no other.
+            invocation: that needs them and has others already; None for a new one, or a batch,
+                whose members go one by one if it fails.
 
         Returns:
             Why it may not use so many more bytes; None if it may.
@@ -347,7 +343,7 @@ class Scheduler:
         left = quota - tenant.arena_bytes
         if needed_bytes <= left:
             return None
-        whole_bytes = largest_bytes + (0 if invocation is None else invocation.arena_bytes)
+        whole_bytes = needed_bytes + (0 if invocation is None else invocation.arena_bytes)
         if whole_bytes > quota:
             what = "memory for inputs and results"
             return QuotaExceeded(tenant.label, what, whole_bytes, quota, ARENA_REMEDY)

@@ -64,7 +64,7 @@ class Sending:
         policy: Policy,
         actions: Callable[[Action], None],
         fail: Callable[[CallState, DandelionError, int], None],
-        shortage: Callable[[Tenant, int, int, InvocationState | None], DandelionError | None],
+        shortage: Callable[[Tenant, int, InvocationState | None], DandelionError | None],
     ) -> None:
         self.batches = Batches(lines)
         self.concurrency = Concurrency(policy.elastic, policy.reserves, actions)
@@ -278,16 +278,12 @@ class Sending:
         flow = call.flow
         tenant = flow.tenant
         calls = call.members or (call,)
-        needed = largest = 0
+        needed = 0
         for one in calls:
             if one.demand is not None:
-                size_bytes = one.demand.output_bytes or 0
-                needed += size_bytes
-                largest = max(largest, size_bytes)
+                needed += one.demand.output_bytes or 0
         if tenant.arena_bytes + needed > tenant.quota.arena_bytes:
-            error = self._shortage(
-                tenant, needed, largest, None if call.members else call.invocation
-            )
+            error = self._shortage(tenant, needed, None if call.members else call.invocation)
             if error is not None:
                 self._fail(call, error, now_ns)
                 return

@@ -8,13 +8,14 @@ from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.dataflow.sharding import Partitioning
 from dandelion.dispatcher import Walk
 from dandelion.dispatcher.plan import direct_plan
-from dandelion.driver import Capacity, InstanceSets
+from dandelion.driver import Capacity, Demand, InstanceSets
 from dandelion.errors import EngineDied, Raised
 from dandelion.function import Batching, CodeObject, FunctionSpec
 from dandelion.scheduler import (
     CallState,
     EngineState,
     InvocationState,
+    Quota,
     Scheduler,
     Tenant,
     policy_of,
@@ -142,6 +143,22 @@ def test_calls_are_joined_up_to_a_number_of_rows() -> None:
         node.finish(call, 11 * MS)
     # 1 + 2 + 1 rows together; 3 alone, since 5 more are too many; 5 alone
     assert node.sizes == [3, 0, 0]
+
+
+def test_calls_that_exceed_a_quota_together_run_one_by_one() -> None:
+    """None of them alone needs more than the tenant may have."""
+    node = Node()
+    node.tenant.quota = Quota(arena_bytes=1000)
+    for number in range(2):  # the first two are a batch that keeps the engine busy
+        node.submit(number)
+    assert node.sizes == [2]
+    for number in range(2):
+        (call,) = node.submit(2 + number).calls.values()
+        call.demand = Demand(output_bytes=600)
+    while len(node.ended) < 4:
+        node.finish(node.sent[len(node.sizes) - 1], 20 * MS)
+    assert node.sizes == [2, 0, 0]
+    assert node.ended == [None] * 4
 
 
 def test_a_call_with_too_many_rows_by_itself_spoils_no_other() -> None:
