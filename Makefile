@@ -64,9 +64,9 @@ bytecode: setup
 # Python prefers extension modules to their sources: repeat this after changes, or make sources.
 extensions: $(EXTENSIONS)
 
-$(EXTENSIONS): setup.py $(shell find dandelion -name '*.py') | setup
+$(EXTENSIONS): setup.py $(shell find dandelion backends -name '*.py') | setup
 	@$(MAKE) --no-print-directory sources
-	@echo "Compiling the modules on the path of a call (two minutes) ..."
+	@echo "Compiling the modules on the path of a call (a minute) ..."
 	@$(BIN)/python setup.py --quiet build_ext --force --inplace
 	@touch $@
 

@@ -30,8 +30,9 @@ def outdated(package: Path = _PACKAGE) -> list[Path]:
     """
     if (package / "backends").is_dir():
         return []
-    compiled = package.rglob("*" + _SUFFIX)
-    return [path for path in sorted(compiled) if _is_outdated(path)]
+    folders = (package, package.with_name("backends"))
+    compiled = sorted(path for folder in folders for path in folder.rglob("*" + _SUFFIX))
+    return [path for path in compiled if _is_outdated(path)]
 
 
 def _is_outdated(compiled: Path) -> bool:

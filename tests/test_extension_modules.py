@@ -60,6 +60,14 @@ def test_one_whose_source_is_newer_is_outdated(compiled: Path) -> None:
     assert extension_modules.outdated(compiled.parent.parent) == [compiled]
 
 
+def test_one_of_a_backend_is_found_too(compiled: Path) -> None:
+    package = compiled.parent.parent
+    backend = package.with_name("backends") / "gpu" / ("pool" + EXTENSION_SUFFIXES[0])
+    backend.parent.mkdir(parents=True)
+    backend.touch()
+    assert extension_modules.outdated(package) == [backend]
+
+
 def test_one_without_a_source_is_outdated(compiled: Path) -> None:
     compiled.with_name("walk.py").unlink()
     assert extension_modules.outdated(compiled.parent.parent) == [compiled]

@@ -19,9 +19,14 @@ def choices() -> dict[str, tuple[str, ...]]:
     return found
 
 
+def found(pattern: str) -> list[Path]:
+    """Find modules by the paths that they have in an installation."""
+    return list(ROOT.glob(pattern.removeprefix("dandelion/") if "backends" in pattern else pattern))
+
+
 def compiled() -> list[str]:
     lists = choices()
-    paths = {path for pattern in lists["COMPILED"] for path in ROOT.glob(pattern)}
+    paths = {path for pattern in lists["COMPILED"] for path in found(pattern)}
     paths -= {ROOT / path for path in lists["INTERPRETED"]}
     return sorted(str(path.relative_to(ROOT)) for path in paths if path.stem != "__init__")
 
@@ -29,7 +34,7 @@ def compiled() -> list[str]:
 def test_each_name_is_a_module() -> None:
     lists = choices()
     for pattern in (*lists["COMPILED"], *lists["INTERPRETED"]):
-        assert list(ROOT.glob(pattern)), pattern
+        assert found(pattern), pattern
 
 
 @pytest.mark.parametrize("path", compiled())

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from dandelion.backends.gpu import host_trials
 from dandelion.backends.gpu.host_process import HostProcess
 from dandelion.backends.gpu.host_trials import CALLS, HostTrials
 from dandelion.backends.gpu.known_answers import KnownAnswer
+from dandelion.backends.gpu.program import ProgramCache
+
+from tests.test_open_arguments import adding
+
+PROGRAM = ProgramCache().get(adding())
 
 
 def counted() -> tuple[HostTrials, Callable[[str], None], list[str]]:
@@ -30,7 +35,7 @@ def counted() -> tuple[HostTrials, Callable[[str], None], list[str]]:
 
     def ran(identity: str) -> None:
         if identity not in known:
-            known[identity] = KnownAnswer(cast(Any, None), (), 0, frozenset())
+            known[identity] = KnownAnswer(PROGRAM, (), 0, frozenset())
         trials.ran(identity, known[identity], host, 1000)
 
     return trials, ran, started

@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULE = "dandelion/timers.py"
+BACKEND_MODULE = "backends/gpu/adaptive_wait.py"
 PROGRAM = "import dandelion.timers as t; print(t.__file__, len(t.Timers()))"
 
 
@@ -43,6 +44,34 @@ def origin(tree: Path) -> str:
     assert path.startswith(str(tree))
     assert length == "0"
     return path
+
+
+def test_modules_of_backends_have_their_names_in_the_package(tree: Path) -> None:
+    (tree / "backends/gpu").mkdir(parents=True)
+    (tree / "backends/__init__.py").touch()
+    (tree / "backends/gpu/__init__.py").touch()
+    shutil.copy(ROOT / BACKEND_MODULE, tree / BACKEND_MODULE)
+    (tree / "pyproject.toml").write_text(
+        """[project]
+name = "tree"
+version = "1"
+[tool.setuptools]
+packages = ["dandelion", "dandelion.backends", "dandelion.backends.gpu"]
+package-dir = {"dandelion" = "dandelion", "dandelion.backends" = "backends"}
+"""
+    )
+    done = build(tree, "1")
+    assert done.returncode == 0, done.stderr
+    assert list((tree / "backends/gpu").glob("adaptive_wait.*.so"))
+    path = "import sys, dandelion; dandelion.__path__.append(sys.argv[1]); "
+    program = path + "import dandelion.backends.gpu.adaptive_wait as m; print(m.__file__)"
+    shown = subprocess.run(
+        [sys.executable, "-c", program, str(tree)],
+        cwd=tree, env=os.environ | {"PYTHONPATH": str(tree)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert shown.stdout.startswith(str(tree / "backends/gpu/adaptive_wait."))
+    assert shown.stdout.strip().endswith(".so")
 
 
 @pytest.mark.parametrize("choice", ["", "1"])

@@ -19,6 +19,8 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, cast
 
+from mypy_extensions import mypyc_attr
+
 from dandelion.data import Bytes
 from dandelion.errors import BackendUnavailable, DandelionError, DeviceFault, DeviceFull
 
@@ -53,6 +55,7 @@ _ADDRESSES = 4096
 """How many device addresses are kept ready."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class CudaLikeDevice(Device):
     """A device behind a `Calls` table.
 
@@ -67,6 +70,7 @@ class CudaLikeDevice(Device):
     def __init__(
         self, ordinal: int = 0, cache: CodeCache | None = None, trusts_protection: bool = True
     ) -> None:
+        super().__init__()
         self.name = f"{self.backend}:{ordinal}"
         self.abilities = Abilities(
             graphs=True, asynchronous=True, registers=True, graph_lanes=LANES

@@ -31,6 +31,8 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import ClassVar, NewType
 
+from mypy_extensions import mypyc_attr
+
 from dandelion.data import Bytes
 from dandelion.errors import DeviceFault, InternalError
 
@@ -50,6 +52,7 @@ Handle = NewType("Handle", object)
 Prepared launches of kernels are hashed, and equal only if they are the same."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Device(abc.ABC):
     """One device; see the module's text.
 
@@ -66,9 +69,11 @@ class Device(abc.ABC):
     formats: ClassVar[tuple[str, ...]]
     name: str
     abilities: Abilities
-    pool_bytes: int = 0
-    measurements: Measurements = Measurements()
-    trials_until: float = math.inf
+
+    def __init__(self) -> None:
+        self.pool_bytes = 0
+        self.measurements = Measurements()
+        self.trials_until = math.inf
 
     # life
 

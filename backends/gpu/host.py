@@ -117,6 +117,7 @@ class HostDevice(Device):
         lanes: int = 1,
         library: Library | None = None,
     ) -> None:
+        super().__init__()
         self._library = library
         self.name = "host:0"
         self.abilities = Abilities(

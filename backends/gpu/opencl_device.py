@@ -85,6 +85,7 @@ class OpenClDevice(Device):
     )
 
     def __init__(self, resource: str = "", threads: int = 0, shared: bool = True) -> None:
+        super().__init__()
         self.name = f"opencl:{resource or '0'}"
         self.abilities = Abilities(asynchronous=True)
         self._resource = resource

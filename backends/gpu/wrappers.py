@@ -23,6 +23,7 @@ class FailingDevice(Device):
     """
 
     def __init__(self, inner: Device, left: int = -1) -> None:
+        super().__init__()
         self.inner = inner
         self.left = left
         self.calls = 0

@@ -1,15 +1,8 @@
 """The interface of a backend: a `Driver`, with its checker, planner, engine factory and engines."""
 
+from dandelion.driver.checks import InstanceSets, check_inputs, check_outputs
 from dandelion.driver.contracts import Checker, DeviceSharing, Driver, EngineFactory, Planner
-from dandelion.driver.engine import (
-    AsyncEngine,
-    Call,
-    Engine,
-    InstanceSets,
-    SharedConstants,
-    check_inputs,
-    check_outputs,
-)
+from dandelion.driver.engine import AsyncEngine, Call, Engine, SharedConstants
 from dandelion.driver.installed import backend_names, load_driver, unknown_backend
 from dandelion.driver.records import Capacity, Demand, Hosting, Resource, Sharing
 

@@ -22,7 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from dandelion.data import Bytes
-from dandelion.driver.engine import AsyncEngine, Engine, InstanceSets
+from dandelion.driver.checks import InstanceSets
+from dandelion.driver.engine import AsyncEngine, Engine
 from dandelion.driver.records import Demand, Hosting, Resource, Sharing
 from dandelion.errors import BackendUnavailable, InvalidInput
 from dandelion.function import Function, FunctionSpec

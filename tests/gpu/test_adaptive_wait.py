@@ -1,9 +1,9 @@
 """Waiting for a device: asleep while that is sure to be too short, awake at the end."""
 
 import dataclasses
+import time
 
 import pytest
-from dandelion.backends.gpu import adaptive_wait
 from dandelion.backends.gpu.adaptive_wait import ASLEEP, LONG_NS, AdaptiveWait
 
 LONG = 10 * LONG_NS
@@ -39,7 +39,8 @@ class Script:
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     made = Script()
-    monkeypatch.setattr(adaptive_wait, "time", made)
+    monkeypatch.setattr(time, "perf_counter_ns", made.perf_counter_ns)
+    monkeypatch.setattr(time, "sleep", made.sleep)
     return made
 
 

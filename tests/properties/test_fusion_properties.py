@@ -37,8 +37,7 @@ from dandelion.dataflow.graph import (
 from dandelion.dataflow.printer import print_module
 from dandelion.dataflow.sharding import Partitioning
 from dandelion.dispatcher import Complete, CompositionPlan, Fail, Run, Walk
-from dandelion.driver import Call, InstanceSets
-from dandelion.driver.engine import check_inputs
+from dandelion.driver import Call, InstanceSets, check_inputs
 from dandelion.errors import ApplicationFailed, DandelionError
 from dandelion.function import (
     CodeObject,
