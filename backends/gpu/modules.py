@@ -27,6 +27,7 @@ from dandelion.function import Digest
 from .constants import ResidentConstants
 from .device import Device, Handle, Variables
 from .graph_parts import Width, graph_parts
+from .graph_trials import FEW_LAUNCHES, GraphTrial
 from .local_memory import with_local_memory
 from .open_arguments import Values, bits_of
 from .pacing import PART_NS, StepTimes
@@ -139,9 +140,11 @@ class Modules:
             ready.set_values(self._device, values)
 
     def prepare(self, ready: Ready) -> None:
-        """Capture a plan, or a section of one, when that is due."""
+        """Capture a plan, or a section of one, when that is due; discard graphs not in use."""
         if ready.capture_due:
             self._capture(ready)
+        elif ready.segments and not ready.captures:
+            self._discard_graphs(ready)
 
     def _capture(self, ready: Ready) -> None:
         """Capture a plan as one graph if it is brief, else as one for each part."""
@@ -172,11 +175,13 @@ class Modules:
                 self._discard_graphs(ready)
         if ready.brief and ready.segments:
             ready.graph = ready.segments[0].graph
+            if len(order) <= FEW_LAUNCHES:
+                ready.trial = GraphTrial(ready.graph)
 
     def _discard_graphs(self, ready: Ready) -> None:
         for section in straight(ready.sections):
             self._discard_graphs(section)
-        ready.graph = None
+        ready.graph = ready.trial = None
         segments, ready.segments = ready.segments, ()
         for segment in segments:
             self._device.discard((), segment.graph)

@@ -10,6 +10,7 @@ from dandelion.function import Digest
 from .constants import ResidentConstants
 from .device import Device, Handle
 from .graph_parts import GraphPart
+from .graph_trials import GraphTrial
 from .open_arguments import Values
 from .pacing import BRIEF_PARTS, StepTimes
 from .plan import Plan
@@ -55,7 +56,8 @@ class Ready:
         restored: modules whose variables are restored.
         brief: its calls are short: they are not cut into parts.
         segments: what was captured.
-        graph: of all steps, if it is brief and was captured.
+        graph: of all steps, if it is brief and was captured, and the next call is to use it.
+        trial: finds out whether it is faster without.
         capture_due: it is to be captured, or anew, before its next call.
         captures: it may be.
         dropped: it cannot run any more.
@@ -77,6 +79,7 @@ class Ready:
     brief: bool = False
     segments: tuple[Segment, ...] = ()
     graph: Handle | None = None
+    trial: GraphTrial | None = None
     capture_due: bool = False
     captures: bool = True
     dropped: bool = False
@@ -99,7 +102,15 @@ class Ready:
         """A call that was brief was not; the next one is measured."""
         if self.plan.launches > 1:
             self.brief = False
-            self.graph = None
+            self.graph = self.trial = None
+
+    def took(self, took_ns: int) -> None:
+        """Note how long a call took, while it is tried whether its graph is faster."""
+        if self.trial is not None:
+            self.graph = self.trial.next(self.graph, took_ns)
+            if self.trial.is_over:
+                self.trial = None
+                self.captures = self.graph is not None
 
     def ran(self, took_ns: Sequence[int]) -> None:
         """Decide from how long each part of a call took how the next calls run."""
@@ -112,6 +123,7 @@ class Ready:
             return
         self.brief = short and len(self.segments) == 1
         self.graph = self.segments[0].graph if self.brief else None
+        self.trial = None
         count = len(self.segments)
         too_small = count > 1 and (short or total_ns < count * self.times.part_ns / 3)
         too_large = any(

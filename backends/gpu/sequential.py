@@ -230,6 +230,7 @@ class SequentialEngine(Engine):
             kernels=launched - copied,
             copy_out=ended - launched,
         )
+        ready.took(ended - planned)
         if pacer is None and not ready.sections and ended - copied > self._brief_ns:
             ready.took_long()
         self._check_deadline(call)
