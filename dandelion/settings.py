@@ -12,9 +12,9 @@ from dandelion.function import Limits
 from dandelion.trace_context import Tracing
 
 MIB = 1024 * 1024
-_SPIN_US = 200
+_SPIN_US = 1000
 _ENGINE_SPIN_US = 3000
-_SPIN_CORES = 8
+_MANY_CORES = 8
 
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -171,11 +171,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         cluster_copies_number: of how many asynchronous invocations that other nodes run a voter
             keeps a copy; of more it refuses one.
         cluster_copies_bytes: of their inputs and results.
-        spin_us: how long the node's loop polls for answers of engine processes before it sleeps, in
-            microseconds. Polling avoids a wake-up and uses a core; -1 is 200 where there are 8
-            cores or more, else 0.
-        engine_spin_us: the same for engine processes, which poll for the next call; -1 is 3000
-            where there are 8 cores or more, else 0.
+        spin_us: how long the node's loop polls for answers of engine processes before it sleeps, at
+            most, in microseconds. -1 is 1000, or 0 on a machine with one core; see
+            ``docs/tuning.md``.
+        engine_spin_us: the same for engine processes, which poll for the next call, and for answers
+            of their kernel hosts. -1 is 3000 from 8 cores on, else 0.
     """
 
     host: str = "127.0.0.1"
@@ -275,11 +275,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def spins_us(self) -> tuple[int, int]:
         """Return `spin_us` and `engine_spin_us`; -1 is replaced by this machine's default."""
-        many_cores = len(os.sched_getaffinity(0)) >= _SPIN_CORES
-        caller = _SPIN_US if many_cores else 0
-        engine = _ENGINE_SPIN_US if many_cores else 0
+        cores = len(os.sched_getaffinity(0))
+        loop = _SPIN_US if cores > 1 else 0
+        engine = _ENGINE_SPIN_US if cores >= _MANY_CORES else 0
         return (
-            self.spin_us if self.spin_us >= 0 else caller,
+            self.spin_us if self.spin_us >= 0 else loop,
             self.engine_spin_us if self.engine_spin_us >= 0 else engine,
         )
 

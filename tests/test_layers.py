@@ -12,7 +12,7 @@ LAYERS = [
     ["search_path"],
     ["addresses"],
     ["checked_resolver"],
-    ["deadline", "priority", "timers"],
+    ["deadline", "polling", "priority", "timers"],
     ["trace_context"],
     ["call_logs"],
     ["markup"],

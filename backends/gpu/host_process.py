@@ -37,6 +37,7 @@ from dandelion.errors import (
     TimedOut,
     from_record,
 )
+from dandelion.polling import Polling
 
 from .host_memory import ROOM_BYTES, HostMemory, Place
 from .host_messages import Confined, HostReply, HostSettings, host_channel
@@ -107,6 +108,7 @@ class HostProcess:
         backend, resource: what it serves.
         memory_bytes: for the buffers of a call.
         variables: of its environment, in which it differs from the template.
+        spin_us: how long to poll for its answer at most, in microseconds.
 
     Raises:
         EngineDied: the template is gone.
@@ -127,6 +129,7 @@ class HostProcess:
         resource: str,
         memory_bytes: int,
         variables: Mapping[str, str] = MappingProxyType({}),
+        spin_us: int = 0,
     ) -> None:
         self._name = name
         self.folder = folder
@@ -135,6 +138,7 @@ class HostProcess:
         self.well = True
         self._capacity: Capacity | None = None
         self._calls = 0
+        self._polling = Polling(spin_us)
         self.memory = HostMemory(name, memory_bytes + ROOM_BYTES)
         ours, theirs = socket.socketpair()
         self._channel = host_channel(ours)
@@ -301,7 +305,7 @@ class HostProcess:
         end_s = time.monotonic() + call.left_s() + GRACE_S
         while True:
             left_s = end_s - time.monotonic()
-            reply = self._channel.receive(min(max(left_s, 0.0), LOOK_S))
+            reply = self._channel.receive(min(max(left_s, 0.0), LOOK_S), self._polling)
             if reply is not None or left_s <= 0:
                 return reply
             if call.is_stopped():

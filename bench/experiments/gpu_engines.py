@@ -49,7 +49,7 @@ from ..timing import in_turns
 
 BARE_GRAPH = "bare loop, graph"
 TO_PROCESS, THROUGH_NODE = "a call to its process", "a call through a node"
-SEQUENTIAL_US, NODE_US = 25.0, 60.0
+SEQUENTIAL_US, PROCESS_US, NODE_US = 15.0, 40.0, 60.0
 REST_S = 0.005  # engine processes poll for their next call for up to 3 ms
 MESSAGES = (
     "two messages between processes take about 40 us while all are awake: naming the data, "
@@ -214,8 +214,8 @@ def matmul_budgets(
     return (
         at_most(path, over, SEQUENTIAL_US, " us"),
         *(
-            at_most(f"hot GPU call, {name}, {what}, over bare", samples.median - bare, NODE_US,
-                    " us", MESSAGES)
+            at_most(f"hot GPU call, {name}, {what}, over bare", samples.median - bare,
+                    PROCESS_US if what == TO_PROCESS else NODE_US, " us", MESSAGES)
             for (what, name), samples in timed.items()
             if what in (TO_PROCESS, THROUGH_NODE)
         ),

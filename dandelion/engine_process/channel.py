@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from dandelion.data import Bytes
+from dandelion.polling import Polling
 
 _HEADER = struct.Struct("<I")
 MESSAGE_LIMIT_BYTES = 1 << 30
@@ -188,26 +189,31 @@ class Channel(Generic[_Message]):
         """Wait until there is something to read; False if that takes longer than the limit."""
         return self._wait(select.POLLIN, limit_s)
 
-    def receive(self, limit_s: float | None = None, spin_ns: int = 0) -> _Message | None:
+    def receive(
+        self, limit_s: float | None = None, polling: Polling | None = None
+    ) -> _Message | None:
         """Wait for the next message; None if it takes longer than the limit.
 
         Args:
             limit_s: how long in all; None waits for ever.
-            spin_ns: how long to look for it before this thread sleeps.
+            polling: of this thread, which polls before it sleeps. It has no regard to the limit.
 
         Raises:
             Ended: there will be none.
         """
         message = self.take()
-        if message is None and spin_ns:
-            end_ns = time.monotonic_ns() + spin_ns
-            while message is None and time.monotonic_ns() < end_ns:
-                message = self.take()
+        if message is not None:
+            return message
+        polls = polling is not None and polling.begin()
         end = None if limit_s is None else time.monotonic() + limit_s
         while message is None:
-            if not self._wait(select.POLLIN, None if end is None else end - time.monotonic()):
-                return None
+            if polls and polling is not None:
+                polls = polling.again()
+            elif not self._wait(select.POLLIN, None if end is None else end - time.monotonic()):
+                break
             message = self.take()
+        if polling is not None:
+            polling.ended()
         return message
 
     def _cut(self, size: int) -> _Message:

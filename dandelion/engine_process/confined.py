@@ -50,7 +50,7 @@ class ConfinedProcess(EngineProcess):
 
     Args:
         node: the channel to the node.
-        spin_us: how long to look for the next request before sleeping, in microseconds.
+        spin_us: how long to poll for the next request at most, in microseconds.
     """
 
     def __init__(self, node: Channel[Request], spin_us: int) -> None:
@@ -80,10 +80,14 @@ class ConfinedProcess(EngineProcess):
         return request
 
     def _receive(self) -> Received:
-        end_ns = time.monotonic_ns() + self._spin_ns if self._spin_ns else 0
-        while (received := self._take()) is None:
-            if time.monotonic_ns() >= end_ns or self._partial is not None:
+        received = self._take()
+        polls = received is None and self._polling.begin()
+        while received is None:
+            polls = polls and self._polling.again()
+            if not polls:
                 self.node.wait()
+            received = self._take()
+        self._polling.ended()
         return received
 
     def _take(self) -> Received | None:

@@ -51,6 +51,7 @@ from dandelion.errors import (
 )
 from dandelion.function import Digest, Function
 from dandelion.memory import ArenaMap, Context, DomainStats, MemoryDomain
+from dandelion.polling import Polling
 
 _ALIGNMENT_BYTES = 256
 
@@ -86,7 +87,7 @@ class EngineProcess:
     Args:
         node: the channel to the node.
         arena: None if the process is confined.
-        spin_us: how long to look for the next request before sleeping, in microseconds.
+        spin_us: how long to poll for the next request at most, in microseconds.
         descriptors: passes descriptors of constants from and to the node.
     """
 
@@ -100,7 +101,7 @@ class EngineProcess:
         self.node = node
         self._descriptors = descriptors
         self._arena = arena
-        self._spin_ns = 1000 * spin_us
+        self._polling = Polling(spin_us)
         self._functions: dict[str, Function] = {}
         self._planner: Planner | None = None
         self._requests: deque[Request] = deque()
@@ -195,7 +196,7 @@ class EngineProcess:
     def _next(self) -> Request:
         if self._requests:
             return self._requests.popleft()
-        request = self.node.receive(spin_ns=self._spin_ns)
+        request = self.node.receive(polling=self._polling)
         assert request is not None, "it waits without a limit"
         return request
 

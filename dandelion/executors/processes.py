@@ -63,7 +63,7 @@ class Processes:
         options: settings of the backends.
         environment: further variables of the processes.
         arena: mapped by them; None if they are confined.
-        spin_us: how long a process looks for the next call before it sleeps, in microseconds.
+        spin_us: how long a process polls for the next call at most, in microseconds.
 
     Attributes:
         current: the one in use.

@@ -28,6 +28,7 @@ from dandelion.node.executor_answers import Arguments, ExecutorAnswers
 from dandelion.node.jobs import Jobs
 from dandelion.node.observer import Observer
 from dandelion.node.poll import Poll
+from dandelion.polling import Polling
 from dandelion.scheduler import EngineState, InvocationState, Scheduler, Tenant
 from dandelion.scheduler.actions import Action, Fetch, Look, Plan, Send, Start
 
@@ -35,7 +36,7 @@ TURN_NS = 2_000_000
 """After how long the loop's other work has its turn."""
 LOOK_EVERY = 32
 """After how many events the runtime looks at the clock."""
-LOOKS = 16
+LOOKS = 4
 """How often the loop looks for answers, without sleeping, before its other work has its turn."""
 STARVED_NS = 2_000_000
 """After how long without an answer of short calls in threads the loop waits for one. A thread asks
@@ -59,7 +60,7 @@ class Runtime:
         jobs: carries out what the scheduler requests outside of engines.
         observer: sees what happens.
         ended: called with each invocation that ended.
-        spin_us: how long the loop looks for answers of engine processes before it sleeps.
+        spin_us: how long the loop polls for answers of engine processes at most.
         meanwhile: something short to be done when calls were sent to engine processes.
 
     Attributes:
@@ -92,8 +93,8 @@ class Runtime:
         self._observer = observer
         self._carrier = ActionCarrier(scheduler, self.executors, jobs, observer, ended)
         self._meanwhile = meanwhile
-        self._spin_ns = 1000 * spin_us
-        self._spin_until_ns = 0
+        self._polling = Polling(spin_us)
+        self._polls = False
         self._events: deque[Callable[[], None]] = deque()  # answers of executors; they come first
         self._working = False
         self._carrying = False  # an action is carried out, so no event is under way
@@ -134,10 +135,11 @@ class Runtime:
         self.poll.close()
 
     def _on_ready(self) -> None:
+        if not self._polls:
+            self._polling.ended()
         self.poll.look(0)
         self.work()
-        if self._spin_until_ns:
-            self._spin()
+        self._poll_soon()
 
     def gather(self, caller: Callable[[*Arguments], None], *given: *Arguments) -> None:
         """Call what begins and ends many invocations; work once, at its end, on all of them."""
@@ -149,18 +151,28 @@ class Runtime:
             self.poll.gathering = False
             self.work()
 
-    def _spin(self) -> None:
+    def _poll_soon(self) -> None:
+        """Begin to wait for what comes next, and poll for it if that pays."""
+        if self._polling.begin() and not self._polls and self._loop is not None:
+            self._polls = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
         """Look for answers without sleeping, in turns with everything else on the loop."""
+        loop = self._loop
+        if loop is None:  # it was stopped
+            return
+        self._polling.resume()
         for _ in range(LOOKS):
-            if self._loop is None:
-                return
             if self.poll.look(0):
+                self._polls = False
                 self.work()
-                break
-        if self._loop is not None and time.monotonic_ns() < self._spin_until_ns:
-            self._loop.call_soon(self._spin)
-        else:
-            self._spin_until_ns = 0
+                self._poll_soon()
+                return
+            if not self._polling.again():
+                self._polls = False
+                return
+        loop.call_soon(self._look)
 
     def wait(self, ended: Callable[[], bool], limit_s: float) -> None:
         """Work until something is so; for a blocking call on the loop's own thread."""
@@ -269,11 +281,7 @@ class Runtime:
         for executor in sent_to:
             executor.flush()
         self._meanwhile()
-        if self._spin_ns and self._loop is not None:
-            begins = not self._spin_until_ns
-            self._spin_until_ns = time.monotonic_ns() + self._spin_ns
-            if begins:
-                self._loop.call_soon(self._spin)
+        self._poll_soon()
 
     def _set_timer(self) -> None:
         due_ns = self.scheduler.next_tick_ns

@@ -254,14 +254,16 @@ class EngineStarter:
         role: str,
     ) -> None:
         state.joins = True
+        spin_us = self._settings.spins_us[1]
+        added = {"role": role, "spin_us": str(spin_us)}
         options = {name: self._settings.options.get(name, {}) for name in backend.names}
         processes = Processes(
             backend.names,
             info.resource,
-            {name: {**given, "role": role} for name, given in options.items()},
+            {name: {**given, **added} for name, given in options.items()},
             environment,
             self._around.arena.map,
-            self._settings.spins_us[1],
+            spin_us,
         )
         executor = ProcessExecutor(
             state, info, self._around, processes, self._runtime.poll, self._demands

@@ -22,6 +22,7 @@ from dandelion.bench.experiments import (
     gpu_positions,
     gpu_sharing,
     kernel_hosts,
+    polling,
 )
 from dandelion.bench.records import Findings
 from dandelion.bench.samples import Samples
@@ -92,6 +93,16 @@ def test_kernel_hosts_are_compared_with_the_engine_process(
     assert sum(row.count for row in panel.rows)
     (skip,) = kernel_hosts.kernel_hosts(GPU).skips
     assert "device" in skip.reason
+
+
+def test_nodes_that_poll_are_compared_with_nodes_that_sleep() -> None:
+    (panel,) = polling.polling(QUICK).panels
+    ways = (polling.BLOCKING, polling.AWAITED, polling.ONE, polling.MANY, polling.BESIDE)
+    kinds = {(way, kind) for way in ways for kind in polling.SPINS}
+    assert {(row.x, row.system) for row in panel.rows} == kinds
+    assert all(row.count for row in panel.rows)
+    done = {row.x for row in panel.rows if row.values.get("done_per_s")}
+    assert done == {polling.BESIDE}
 
 
 def test_a_hot_call_is_timed_bare_here_and_through_nodes() -> None:
@@ -261,12 +272,13 @@ def test_budgets_of_a_gpu_pass_and_fail_by_what_was_measured() -> None:
     node = gpu_engines.THROUGH_NODE
     figures = {
         ("a call", names.BARE): 100.0,
-        ("a call", names.SEQUENTIAL): 120.0,
+        ("a call", names.SEQUENTIAL): 114.0,
+        (gpu_engines.TO_PROCESS, names.SEQUENTIAL): 150.0,
         (node, names.SEQUENTIAL): 150.0,
         (node, names.concurrent(2)): 170.0,
     }
     lines = gpu_engines.matmul_budgets(GPU, {key: timed(us) for key, us in figures.items()})
-    assert [line.passes for line in lines] == [True, True, False]
+    assert [line.passes for line in lines] == [True, False, True, False]
     launches = {gpu_engines.BARE_GRAPH: 100.0, names.SEQUENTIAL: 110.0, names.BARE: 290.0}
     many = {name: timed(us) for name, us in launches.items()}
     lines = gpu_engines.launch_budgets(GPU, 1500, many)
