@@ -172,8 +172,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             keeps a copy; of more it refuses one.
         cluster_copies_bytes: of their inputs and results.
         spin_us: how long the node's loop polls for answers of engine processes before it sleeps, at
-            most, in microseconds. -1 is 1000, or 0 on a machine with one core; see
-            ``docs/tuning.md``.
+            most, in microseconds. -1 is 1000 from 8 cores on, else 0; see ``docs/tuning.md``.
         engine_spin_us: the same for engine processes, which poll for the next call, and for answers
             of their kernel hosts. -1 is 3000 from 8 cores on, else 0.
     """
@@ -275,9 +274,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def spins_us(self) -> tuple[int, int]:
         """Return `spin_us` and `engine_spin_us`; -1 is replaced by this machine's default."""
-        cores = len(os.sched_getaffinity(0))
-        loop = _SPIN_US if cores > 1 else 0
-        engine = _ENGINE_SPIN_US if cores >= _MANY_CORES else 0
+        many_cores = len(os.sched_getaffinity(0)) >= _MANY_CORES
+        loop = _SPIN_US if many_cores else 0
+        engine = _ENGINE_SPIN_US if many_cores else 0
         return (
             self.spin_us if self.spin_us >= 0 else loop,
             self.engine_spin_us if self.engine_spin_us >= 0 else engine,

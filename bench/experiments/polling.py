@@ -2,7 +2,7 @@
 
 The small network of `plover_cnn` is called in a program with a node, and over HTTP, by one caller
 and by several; and by one caller beside processes that compute on all cores, whose work counts too.
-One node of each kind polls with its default settings, one sleeps at once. They take turns.
+One node of each kind polls for at most a millisecond, one sleeps at once. They take turns.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ..systems.nodes import (
 from ..timing import in_turns
 
 SLEEPS, POLLS = "sleeping", "polling"
-SPINS: Mapping[str, int] = {SLEEPS: 0, POLLS: -1}
+SPINS: Mapping[str, int] = {SLEEPS: 0, POLLS: 1000}
 CALLERS = 8
 TURNS = 6
 BLOCK = 200
