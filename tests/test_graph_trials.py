@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 from dandelion.backends.gpu.device import Handle
 from dandelion.backends.gpu.graph_trials import CALLS, FEW_LAUNCHES, GraphTrial
-from dandelion.backends.gpu.host import HostDevice, Memory
-from dandelion.backends.gpu.plan import Launch
+from dandelion.backends.gpu.host import HostDevice
 
-import dandelion.blueprint as bp
-from dandelion.function import Function
-from tests.test_gpu_engine import POOL_BYTES, Runner, first, function, one
+from tests.test_gpu_engine import POOL_BYTES, Runner, first, one
+from tests.test_open_arguments import add, adding
 
 GRAPH = Handle(object())
 SLOW_S = 0.002
@@ -71,19 +69,6 @@ class Slow(HostDevice):
         super()._launch(prepared)
 
 
-def _add(launch: Launch, y: Memory, n: bytes) -> None:
-    y.view(np.int32)[:] += np.frombuffer(n, np.int32)[0]
-
-
-def adding(times: int) -> Function:
-    """y = n added some times."""
-    b = bp.Blueprint(inputs=["x", "cfg"], outputs=["y"], modules={"k": ["k.host"]})
-    y = b.buffer("y", like="x")
-    for _ in range(times):
-        b.launch("add", [y, bp.scalar("i32", b.cfg[0])], grid=1, block=32)
-    return function(b, ("y",), {"k.host": b"add"})
-
-
 @pytest.mark.parametrize(
     ("slow", "times", "kind"),
     [
@@ -93,7 +78,7 @@ def adding(times: int) -> Function:
     ],
 )
 def test_an_engine_goes_on_with_what_is_faster(slow: str, times: int, kind: str) -> None:
-    runner = Runner(device := Slow({"add": _add}, POOL_BYTES, graphs=True))
+    runner = Runner(device := Slow({"add": add}, POOL_BYTES, graphs=True))
     device.slow = slow
     wanted = adding(times)
 

@@ -18,15 +18,15 @@ from tests.test_gpu_engine import POOL_BYTES, Runner, first, function, one
 LAUNCHES = 3
 
 
-def _add(launch: Launch, y: Memory, n: bytes) -> None:
+def add(launch: Launch, y: Memory, n: bytes) -> None:
     y.view(np.int32)[:] += np.frombuffer(n, np.int32)[0]
 
 
-def adding() -> Function:
+def adding(times: int = LAUNCHES) -> Function:
     """y = n added some times."""
     b = bp.Blueprint(inputs=["x", "cfg"], outputs=["y"], modules={"k": ["k.host"]})
     y = b.buffer("y", like="x")
-    for _ in range(LAUNCHES):
+    for _ in range(times):
         b.launch("add", [y, bp.scalar("i32", b.cfg[0])], grid=1, block=32)
     return function(b, ("y",), {"k.host": b"add"})
 
@@ -38,7 +38,7 @@ def call(runner: Runner, wanted: Function, n: int) -> None:
 
 def test_calls_with_numbers_of_another_size_are_measured_by_themselves() -> None:
     """A number may say how long a call takes, so it says how the call is cut into parts."""
-    runner = Runner(HostDevice({"add": _add}, POOL_BYTES, graphs=True))
+    runner = Runner(HostDevice({"add": add}, POOL_BYTES, graphs=True))
     wanted = adding()
     for n in (4, 5, 6, 7, 4, 100, 5, -5, 100, 0):
         call(runner, wanted, n)
@@ -58,7 +58,7 @@ def test_a_device_that_changes_no_graphs_launches_step_by_step() -> None:
             self.refusals += 1
             raise DeviceFault(self.name, "update", "not supported")
 
-    runner = Runner(device := Refusing({"add": _add}, POOL_BYTES, graphs=True))
+    runner = Runner(device := Refusing({"add": add}, POOL_BYTES, graphs=True))
     wanted = adding()
     for n in (4, 4, 4, 5, 6, 4, 4, 7):
         call(runner, wanted, n)
