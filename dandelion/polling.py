@@ -9,6 +9,8 @@ processor meanwhile. So it polls only while that pays:
 - Each time it gives its processor to any other thread that can run. If that takes long, threads
   that compute need the processor, and there is no polling for a while: on a busy machine a thread
   that sleeps gets the processor sooner than one that polls.
+- It does not poll while there is work for all other processors. A thread that polls on one of two
+  keeps Linux from moving other threads there: it looks busy, though it would give way.
 """
 
 from __future__ import annotations
@@ -21,34 +23,73 @@ _LEAST_NS = 50_000
 _GAP_NS = 1_000_000
 """How long it may take to get the processor back. What is waited for may itself run there."""
 _PAUSE_NS = 50_000_000
-"""How long there is no polling after that."""
+"""How long there is no polling after that, or after too much work was seen."""
 _SOON_NS = 20_000_000
 """If it happens again so soon after a pause, the next pause is twice as long."""
 _LONGEST_PAUSE_NS = 3_200_000_000
+
+
+class Allowance:
+    """Whether threads of a process may poll, and for how long. Those that work in turns share it.
+
+    Args:
+        limit_us: the longest time, in microseconds; 0 for no polling.
+
+    Attributes:
+        most: how many calls may be under way while a thread polls; all other processors work then.
+    """
+
+    def __init__(self, limit_us: int = 0) -> None:
+        self.allow(limit_us)
+        self.most = max(1, len(os.sched_getaffinity(0)) - 1)
+        self._pause_ns = _PAUSE_NS
+        self._paused_until_ns = 0
+        self._crowded_until_ns = 0
+
+    def allow(self, limit_us: int) -> None:
+        """Change the longest time."""
+        self.limit_ns = 1000 * limit_us
+
+    def permits(self, now_ns: int) -> bool:
+        """Tell whether a thread may begin to poll now."""
+        return now_ns >= self._paused_until_ns and now_ns >= self._crowded_until_ns
+
+    def delayed(self, now_ns: int) -> None:
+        """A thread that gave way got its processor back late: there is no polling for a while."""
+        soon = now_ns - self._paused_until_ns < _SOON_NS
+        self._pause_ns = min(2 * self._pause_ns, _LONGEST_PAUSE_NS) if soon else _PAUSE_NS
+        self._paused_until_ns = now_ns + self._pause_ns
+
+    def counted(self, calls: int) -> None:
+        """So many calls are under way: if they are too many, there is no polling for a while."""
+        if calls > self.most:
+            self._crowded_until_ns = time.monotonic_ns() + _PAUSE_NS
+
+
+OF_ENGINE = Allowance()
+"""That of an engine process; its program sets the limit."""
 
 
 class Polling:
     """What one thread has learned. A wait has one `begin`, any number of `again`, and one `ended`.
 
     Args:
-        limit_us: the longest time, in microseconds; 0 for no polling.
+        allowance: of the thread's process.
     """
 
-    def __init__(self, limit_us: int) -> None:
-        self._limit_ns = 1000 * limit_us
+    def __init__(self, allowance: Allowance) -> None:
+        self._allowance = allowance
         self._window_ns = 0
         self._began_ns = 0
         self._last_ns = 0
         self._slept = False
-        self._pause_ns = _PAUSE_NS
-        self._paused_until_ns = 0
 
     def begin(self) -> bool:
         """Begin a wait. False if the thread should sleep now."""
-        if not self._limit_ns:
+        if not self._allowance.limit_ns:
             return False
         self._began_ns = self._last_ns = now_ns = time.monotonic_ns()
-        self._slept = not self._window_ns or now_ns < self._paused_until_ns
+        self._slept = not self._window_ns or not self._allowance.permits(now_ns)
         return not self._slept
 
     def again(self) -> bool:
@@ -56,9 +97,7 @@ class Polling:
         os.sched_yield()
         now_ns = time.monotonic_ns()
         if now_ns - self._last_ns > _GAP_NS:
-            soon = now_ns - self._paused_until_ns < _SOON_NS
-            self._pause_ns = min(2 * self._pause_ns, _LONGEST_PAUSE_NS) if soon else _PAUSE_NS
-            self._paused_until_ns = now_ns + self._pause_ns
+            self._allowance.delayed(now_ns)
             self._slept = True
         elif now_ns - self._began_ns > self._window_ns:
             self._slept = True
@@ -74,8 +113,9 @@ class Polling:
         if not self._slept:
             return
         self._slept = False
-        if time.monotonic_ns() - self._began_ns <= self._limit_ns:
-            self._window_ns = min(max(2 * self._window_ns, _LEAST_NS), self._limit_ns)
+        limit_ns = self._allowance.limit_ns
+        if time.monotonic_ns() - self._began_ns <= limit_ns:
+            self._window_ns = min(max(2 * self._window_ns, _LEAST_NS), limit_ns)
         else:
             half_ns = self._window_ns // 2
             self._window_ns = half_ns if half_ns >= _LEAST_NS else 0

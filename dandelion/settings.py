@@ -13,8 +13,6 @@ from dandelion.trace_context import Tracing
 
 MIB = 1024 * 1024
 _SPIN_US = 1000
-_ENGINE_SPIN_US = 3000
-_MANY_CORES = 8
 
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -172,9 +170,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             keeps a copy; of more it refuses one.
         cluster_copies_bytes: of their inputs and results.
         spin_us: how long the node's loop polls for answers of engine processes before it sleeps, at
-            most, in microseconds. -1 is 1000 from 8 cores on, else 0; see ``docs/tuning.md``.
+            most, in microseconds. -1 is 1000, and 0 on a single core; see ``docs/tuning.md``.
         engine_spin_us: the same for engine processes, which poll for the next call, and for answers
-            of their kernel hosts. -1 is 3000 from 8 cores on, else 0.
+            of their kernel hosts. -1 is the same, too.
     """
 
     host: str = "127.0.0.1"
@@ -274,12 +272,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def spins_us(self) -> tuple[int, int]:
         """Return `spin_us` and `engine_spin_us`; -1 is replaced by this machine's default."""
-        many_cores = len(os.sched_getaffinity(0)) >= _MANY_CORES
-        loop = _SPIN_US if many_cores else 0
-        engine = _ENGINE_SPIN_US if many_cores else 0
+        usual = _SPIN_US if len(os.sched_getaffinity(0)) > 1 else 0
         return (
-            self.spin_us if self.spin_us >= 0 else loop,
-            self.engine_spin_us if self.engine_spin_us >= 0 else engine,
+            self.spin_us if self.spin_us >= 0 else usual,
+            self.engine_spin_us if self.engine_spin_us >= 0 else usual,
         )
 
 

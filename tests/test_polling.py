@@ -11,7 +11,7 @@ import pytest
 
 from dandelion.engine_process.channel import Channel, Ended
 from dandelion.engine_process.messages import Forget, Request, request_channel
-from dandelion.polling import Polling
+from dandelion.polling import Allowance, Polling
 
 LIMIT_US = 1000
 LOOK_NS = 2_000
@@ -54,7 +54,7 @@ def wait(polling: Polling, clock: Clock, wait_ns: int) -> tuple[int, bool]:
 
 
 def test_it_sleeps_at_first_and_polls_longer_while_waits_are_short(clock: Clock) -> None:
-    polling = Polling(LIMIT_US)
+    polling = Polling(Allowance(LIMIT_US))
     assert wait(polling, clock, 300_000) == (0, True)
     polled = [wait(polling, clock, 300_000) for _ in range(4)]
     assert [slept for _, slept in polled] == [True, True, True, False]
@@ -62,7 +62,7 @@ def test_it_sleeps_at_first_and_polls_longer_while_waits_are_short(clock: Clock)
 
 
 def test_it_polls_no_longer_than_the_limit(clock: Clock) -> None:
-    polling = Polling(LIMIT_US)
+    polling = Polling(Allowance(LIMIT_US))
     for _ in range(10):
         wait(polling, clock, 900_000)
     polled_ns, slept = wait(polling, clock, 50 * MS)
@@ -71,7 +71,7 @@ def test_it_polls_no_longer_than_the_limit(clock: Clock) -> None:
 
 
 def test_it_stops_polling_while_waits_are_long(clock: Clock) -> None:
-    polling = Polling(LIMIT_US)
+    polling = Polling(Allowance(LIMIT_US))
     for _ in range(10):
         wait(polling, clock, 900_000)
     polled = [wait(polling, clock, 50 * MS)[0] for _ in range(6)]
@@ -81,13 +81,13 @@ def test_it_stops_polling_while_waits_are_long(clock: Clock) -> None:
 
 
 def test_without_a_limit_it_never_polls(clock: Clock) -> None:
-    polling = Polling(0)
+    polling = Polling(Allowance(0))
     for _ in range(5):
         assert wait(polling, clock, 10_000) == (0, True)
 
 
 def test_it_pauses_while_others_need_the_processor(clock: Clock) -> None:
-    polling = Polling(LIMIT_US)
+    polling = Polling(Allowance(LIMIT_US))
     for _ in range(6):
         wait(polling, clock, 400_000)
     assert not wait(polling, clock, 400_000)[1]
@@ -116,7 +116,7 @@ def test_it_pauses_while_others_need_the_processor(clock: Clock) -> None:
 
 
 def test_own_work_between_two_looks_is_no_sign_of_others(clock: Clock) -> None:
-    polling = Polling(3 * LIMIT_US)
+    polling = Polling(Allowance(3 * LIMIT_US))
     for _ in range(8):
         wait(polling, clock, 2_900_000)
     assert polling.begin()
@@ -139,7 +139,7 @@ def pair() -> tuple[socket.socket, Channel[Request]]:
 @pytest.mark.parametrize("polls", [False, True])
 def test_a_channel_gives_each_message_once(polls: bool) -> None:
     ours, channel = pair()
-    polling = Polling(10_000 if polls else 0)
+    polling = Polling(Allowance(10_000 if polls else 0))
     sender: Channel[Request] = request_channel(ours)
     got = []
 
@@ -167,7 +167,7 @@ def test_a_channel_ends_while_it_polls() -> None:
 
 def taught() -> Polling:
     """A thread's that has learned to poll for 50 ms."""
-    polling = Polling(50_000)
+    polling = Polling(Allowance(50_000))
     polling._window_ns = 50_000_000
     return polling
 

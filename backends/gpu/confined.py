@@ -263,7 +263,6 @@ class ConfinedEngine(Engine):
             self._resource,
             self._options.size("pool_bytes") or POOL_BYTES,
             variables,
-            int(self._options.text("spin_us")),
         )
 
     def _drop(self, identity: str) -> None:

@@ -37,7 +37,7 @@ from dandelion.errors import (
     TimedOut,
     from_record,
 )
-from dandelion.polling import Polling
+from dandelion.polling import OF_ENGINE, Polling
 
 from .host_memory import ROOM_BYTES, HostMemory, Place
 from .host_messages import Confined, HostReply, HostSettings, host_channel
@@ -108,7 +108,6 @@ class HostProcess:
         backend, resource: what it serves.
         memory_bytes: for the buffers of a call.
         variables: of its environment, in which it differs from the template.
-        spin_us: how long to poll for its answer at most, in microseconds.
 
     Raises:
         EngineDied: the template is gone.
@@ -129,7 +128,6 @@ class HostProcess:
         resource: str,
         memory_bytes: int,
         variables: Mapping[str, str] = MappingProxyType({}),
-        spin_us: int = 0,
     ) -> None:
         self._name = name
         self.folder = folder
@@ -138,7 +136,7 @@ class HostProcess:
         self.well = True
         self._capacity: Capacity | None = None
         self._calls = 0
-        self._polling = Polling(spin_us)
+        self._polling = Polling(OF_ENGINE)
         self.memory = HostMemory(name, memory_bytes + ROOM_BYTES)
         ours, theirs = socket.socketpair()
         self._channel = host_channel(ours)

@@ -31,8 +31,7 @@ class GpuOptions:
     sequential engine takes one half of the device's memory and the workers the other half, in equal
     parts, started or not. ``standby``: whether a process waits to replace a sequential engine that
     a fault ended. ``role``, set by the node: ``sequential`` or ``worker``; without a role an engine
-    takes all. ``spin_us``, set by the node, too: how long an engine's process polls at most for
-    answers of its own processes, in microseconds.
+    takes all.
 
     Args:
         backend: its name, for errors.
@@ -45,7 +44,6 @@ class GpuOptions:
         "workers": "0",
         "standby": "false",
         "role": "",
-        "spin_us": "0",
     }
 
     def __init__(self, backend: str, defaults: Mapping[str, str]) -> None:

@@ -4,8 +4,7 @@ Run by the node as ``python -m dandelion.engine_process SOCKET_FD DESCRIPTORS_FD
 ARENA_BYTES RESOURCE SPIN_US OPTIONS BACKEND...``; DESCRIPTORS_FD, a socket for descriptors of
 memory, and ARENA_FD are -1 for a confined process. It opens the first
 backend of the list that works, says `Ready`, then serves calls until the socket ends. After a call
-it looks for the next one for SPIN_US microseconds before it sleeps: where cores are free this saves
-the time of waking up.
+it looks for the next one for up to SPIN_US microseconds before it sleeps, if that pays.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from dandelion.engine_process.messages import Failed, request_channel
 from dandelion.engine_process.serving import EngineProcess
 from dandelion.errors import DandelionError
 from dandelion.memory import ArenaMap
+from dandelion.polling import OF_ENGINE
 
 _PR_SET_PDEATHSIG = 1
 
@@ -38,15 +38,15 @@ def main(arguments: list[str]) -> int:
     socket_fd, descriptors_fd, arena_fd, arena_bytes, resource, spin_us, options, *backends = (
         arguments
     )
+    OF_ENGINE.allow(int(spin_us))
     with socket.socket(fileno=int(socket_fd)) as peer:
         node = request_channel(peer)
         process = (
-            ConfinedProcess(node, int(spin_us))
+            ConfinedProcess(node)
             if int(arena_fd) < 0
             else EngineProcess(
                 node,
                 ArenaMap(int(arena_fd), int(arena_bytes)),
-                int(spin_us),
                 DescriptorChannel(socket.socket(fileno=int(descriptors_fd))),
             )
         )

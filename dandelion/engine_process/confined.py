@@ -11,6 +11,7 @@ queue for the main thread.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -50,11 +51,10 @@ class ConfinedProcess(EngineProcess):
 
     Args:
         node: the channel to the node.
-        spin_us: how long to poll for the next request at most, in microseconds.
     """
 
-    def __init__(self, node: Channel[Request], spin_us: int) -> None:
-        super().__init__(node, None, spin_us)
+    def __init__(self, node: Channel[Request]) -> None:
+        super().__init__(node, None)
         self._data = memoryview(b"")
         self._received: deque[Received] = deque()
         self._partial: tuple[Request, memoryview, int] | None = None
@@ -152,6 +152,11 @@ class ConfinedProcess(EngineProcess):
                 isinstance(other, Run) and other.call == request.call for other, _ in self._received
             ):
                 self._stopped.add(request.call)
+
+    def _waiting_calls(self) -> int:
+        with self._reading, contextlib.suppress(Ended):  # `serve` comes to that later
+            self._take_all(self._running)
+        return len(self._received)
 
     # --- calls ----------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ from dandelion.errors import (
 )
 from dandelion.function import Digest, Function
 from dandelion.memory import ArenaMap, Context, DomainStats, MemoryDomain
-from dandelion.polling import Polling
+from dandelion.polling import OF_ENGINE, Polling
 
 _ALIGNMENT_BYTES = 256
 
@@ -87,7 +87,6 @@ class EngineProcess:
     Args:
         node: the channel to the node.
         arena: None if the process is confined.
-        spin_us: how long to poll for the next request at most, in microseconds.
         descriptors: passes descriptors of constants from and to the node.
     """
 
@@ -95,13 +94,12 @@ class EngineProcess:
         self,
         node: Channel[Request],
         arena: ArenaMap | None,
-        spin_us: int,
         descriptors: DescriptorChannel | None = None,
     ) -> None:
         self.node = node
         self._descriptors = descriptors
         self._arena = arena
-        self._polling = Polling(spin_us)
+        self._polling = Polling(OF_ENGINE)
         self._functions: dict[str, Function] = {}
         self._planner: Planner | None = None
         self._requests: deque[Request] = deque()
@@ -206,13 +204,18 @@ class EngineProcess:
 
     def is_stopped(self, call: int) -> bool:
         """Tell whether the node does not want the result of a call any more; never waits."""
+        self._waiting_calls()
+        return call in self._stopped
+
+    def _waiting_calls(self) -> int:
+        """Read all requests that are here; gives the number of those that wait."""
         with contextlib.suppress(Ended):  # `serve` comes to that later
             while (request := self.node.take()) is not None:
                 if isinstance(request, StopCall):
                     self._stopped.add(request.call)
                 else:
                     self._requests.append(request)
-        return call in self._stopped
+        return len(self._requests)
 
     def _loaded(self, request: Load) -> Function:
         code = {name: self._code(wire) for name, wire in request.files.items()}
@@ -267,6 +270,8 @@ class EngineProcess:
         )
         try:
             outputs = engine.run(call)
+            if OF_ENGINE.limit_ns:
+                OF_ENGINE.counted(1 + self._waiting_calls())
         except DandelionError as error:
             fatal = engine.lost or isinstance(error, DeviceFault | EngineDied)
             self.node.send(Failed(request.call, error.record(), call.stages, fatal))

@@ -28,7 +28,7 @@ from dandelion.node.executor_answers import Arguments, ExecutorAnswers
 from dandelion.node.jobs import Jobs
 from dandelion.node.observer import Observer
 from dandelion.node.poll import Poll
-from dandelion.polling import Polling
+from dandelion.polling import Allowance, Polling
 from dandelion.scheduler import EngineState, InvocationState, Scheduler, Tenant
 from dandelion.scheduler.actions import Action, Fetch, Look, Plan, Send, Start
 
@@ -93,7 +93,8 @@ class Runtime:
         self._observer = observer
         self._carrier = ActionCarrier(scheduler, self.executors, jobs, observer, ended)
         self._meanwhile = meanwhile
-        self._polling = Polling(spin_us)
+        self._allowance = Allowance(spin_us)
+        self._polling = Polling(self._allowance)
         self._polls = False
         self._events: deque[Callable[[], None]] = deque()  # answers of executors; they come first
         self._working = False
@@ -153,14 +154,22 @@ class Runtime:
 
     def _poll_soon(self) -> None:
         """Begin to wait for what comes next, and poll for it if that pays."""
+        if self._is_crowded:
+            return
         if self._polling.begin() and not self._polls and self._loop is not None:
             self._polls = True
             self._loop.call_soon(self._look)
 
+    @property
+    def _is_crowded(self) -> bool:
+        """Whether engines work on so much that a loop that polls would be in their way."""
+        return len(self.scheduler.invocations) > self._allowance.most
+
     def _look(self) -> None:
         """Look for answers without sleeping, in turns with everything else on the loop."""
         loop = self._loop
-        if loop is None:  # it was stopped
+        if loop is None or self._is_crowded:  # it was stopped, or invocations have begun
+            self._polls = False
             return
         self._polling.resume()
         for _ in range(LOOKS):

@@ -255,12 +255,11 @@ class EngineStarter:
     ) -> None:
         state.joins = True
         spin_us = self._settings.spins_us[1]
-        added = {"role": role, "spin_us": str(spin_us)}
         options = {name: self._settings.options.get(name, {}) for name in backend.names}
         processes = Processes(
             backend.names,
             info.resource,
-            {name: {**given, **added} for name, given in options.items()},
+            {name: {**given, "role": role} for name, given in options.items()},
             environment,
             self._around.arena.map,
             spin_us,

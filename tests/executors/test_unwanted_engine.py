@@ -27,7 +27,7 @@ def test_an_engine_that_the_node_does_not_want_any_more_is_closed(
 
         monkeypatch.setattr(NullFactory, "engine", engine)
         monkeypatch.setattr(NullEngine, "close", lambda self: closed.append(self.name))
-        process = EngineProcess(request_channel(theirs), None, 0)
+        process = EngineProcess(request_channel(theirs), None)
         with pytest.raises((Ended, OSError)):
             process.open(["null"], "", {})
     assert closed == ["null"]
