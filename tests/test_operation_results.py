@@ -120,6 +120,8 @@ def test_kinds_of_products(templates: Templates, kind: Any) -> None:
 
 _IMAGES: list[tuple[Lowering, ElementType, ImageLayout, dict[str, Any]]] = [
     (PROCESSOR, F32, ImageLayout.NCHW, {"kernel": (3, 3), "padding": (1, 1), "bias": True}),
+    (NARROW, ElementType.F64, ImageLayout.NCHW, {"kernel": (2, 3), "stride": (2, 3), "groups": 2}),
+    (PROCESSOR, ElementType.BF16, ImageLayout.NCHW, {"kernel": (3, 3), "padding": (1, 1)}),
     (PROCESSOR, ElementType.F16, ImageLayout.NHWC, {"kernel": (2, 3), "stride": (2, 1)}),
     (DEVICE, F32, ImageLayout.NCHW, {"kernel": (3, 2), "dilation": (2, 1), "groups": 2}),
     (DEVICE, F32, ImageLayout.NHWC, {"kernel": (3, 3), "padding": (1, 0), "groups": 2}),
@@ -136,6 +138,32 @@ def test_convolutions(templates: Templates, kind: Any) -> None:
             activation=Activation.RELU, **fields,
         )  # fmt: skip
         assert case.error(templates.run(case, lowering)) < TOLERANCES[dtype.value], size
+
+
+pairs = st.tuples(st.integers(1, 4), st.integers(1, 4))
+
+
+@settings(max_examples=16, deadline=None)
+@given(
+    seeds, pairs, pairs, pairs, st.tuples(st.integers(0, 5), st.integers(0, 5)),
+    st.tuples(st.integers(1, 40), st.integers(1, 40)), st.sampled_from([1, 2, 3]),
+    st.sampled_from([1, 3, 8, 17]), st.sampled_from([PROCESSOR, NARROW]),
+)  # fmt: skip
+def test_padded_images_are_convolved_like_others(
+    templates: Templates, seed: int, kernel: tuple[int, int], stride: tuple[int, int],
+    dilation: tuple[int, int], padding: tuple[int, int], size: tuple[int, int], groups: int,
+    filters: int, lowering: Lowering,
+) -> None:  # fmt: skip
+    size = tuple(
+        max(s, d * (k - 1) + 1 - 2 * p)
+        for s, d, k, p in zip(size, dilation, kernel, padding, strict=True)
+    )
+    case = Maker(seed).convolution(
+        F32, ImageLayout.NCHW, batch=1 + seed % 2, channels=2 * groups, filters=filters * groups,
+        size=size, kernel=kernel, stride=stride, dilation=dilation, padding=padding,
+        groups=groups, bias=seed % 3 == 0, added=seed % 5 == 0,
+    )  # fmt: skip
+    assert case.error(templates.run(case, lowering)) < TOLERANCES["f32"]
 
 
 def called(case: Case, device: HostDevice) -> bytes:

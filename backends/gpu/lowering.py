@@ -31,6 +31,7 @@ from dandelion.blueprint.operation_calls import (
 from dandelion.blueprint.operation_records import Activation, BiasAxis, ImageLayout
 from dandelion.errors import DeviceFault
 
+from .direct_convolution import convolving, padded_images, padding
 from .template_device import finishing, on_device, unfolding
 from .template_processor import on_processor
 from .templates import PREFIX, TemplateLaunch
@@ -251,7 +252,15 @@ class Lowering:
             found = self._product(_as_product(call, name, 0), number)
             if found is not None:
                 return Lowered((unfolding(call, name), *found.steps), {name: size, **found.memory})
-        return Lowered((self._template(call),))
+        padded = padded_images(call) if self.on_processor else None
+        if padded is None:
+            return Lowered((self._template(call),))
+        name = f"{PREFIX}padded {number}"
+        steps = (
+            padding(call, padded, name),
+            convolving(call, padded, name, self.vector_bytes),
+        )
+        return Lowered(steps, {name: padded.elements * call.dtype.size_bytes})
 
     def _finished(self, call: ConvolutionCall, number: int) -> Lowered | None:
         """Give the steps with a library that knows the convolution, but not what follows it."""

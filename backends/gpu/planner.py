@@ -30,7 +30,7 @@ class GpuPlanner(Planner):
         self._options = options
         self._programs = ProgramCache()
         library = AssumedLibrary(workspace_bytes) if workspace_bytes else None
-        self._plans = PlanCache(lowering=Lowering(library))
+        self._plans = PlanCache(lowering=Lowering(library, on_processor=library is None))
         self._demands: dict[tuple[str, Signature], Demand] = {}
 
     def reads(self, function: Function) -> tuple[tuple[int, int], ...]:

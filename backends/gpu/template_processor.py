@@ -46,18 +46,17 @@ def on_processor(call: OperationCall, vector_bytes: int) -> TemplateLaunch:
         vector_bytes: length of the processor's vectors.
     """
     shape = shape_of(call)
-    item_bytes = 8 if call.dtype is ElementType.F64 else 4
-    lanes = min(max(vector_bytes // item_bytes, 2), 16)
+    lanes = lanes_of(call.dtype, vector_bytes)
     if shape.pack == "columns" and shape.rows <= _DOT_ROWS and shape.kind.startswith("gemm_n"):
         return _dots(call, shape, lanes)
     vectors = 2 if shape.columns > lanes else 1
     tile = 1
-    while tile < min(shape.rows, 8 if lanes >= 16 or item_bytes == 8 else 6) and tile < 8:
+    while tile < min(shape.rows, 8 if lanes >= 16 or call.dtype is ElementType.F64 else 6) and tile < 8:
         tile *= 2
     if tile == 8 and lanes < 16:
         tile, vectors = 6, min(vectors, 2)
     panels = -(-shape.columns // (lanes * vectors))
-    rows = _rows(shape, tile, panels)
+    rows = rows_of_item(shape, tile, panels)
     sizes = (lanes, vectors, tile, rows)
     template = Template(
         "panels_" + symbol_of(call, shape, sizes), _panels(call, shape, *sizes),
@@ -67,7 +66,12 @@ def on_processor(call: OperationCall, vector_bytes: int) -> TemplateLaunch:
     return TemplateLaunch(template, arguments(call, shape.numbers), (items, 1, 1), (1, 1, 1))
 
 
-def _rows(shape: Shape, tile: int, panels: int) -> int:
+def lanes_of(dtype: ElementType, vector_bytes: int) -> int:
+    """Return how many sums are in a vector."""
+    return min(max(vector_bytes // (8 if dtype is ElementType.F64 else 4), 2), 16)
+
+
+def rows_of_item(shape: Shape, tile: int, panels: int) -> int:
     """Rows of a work item: as many as there are, but so that there is work for all processors."""
     for rows in (_MOST_ROWS // tile * tile, _MOST_ROWS // 4 // tile * tile):
         items = panels * -(-shape.rows // rows) * shape.products
@@ -76,9 +80,17 @@ def _rows(shape: Shape, tile: int, panels: int) -> int:
     return tile
 
 
-def _begin(call: OperationCall, shape: Shape, symbol: str, constants: dict[str, int]) -> str:
+_VECTOR = """typedef SUM VECTOR __attribute__((ext_vector_type(LANES), aligned(sizeof(SUM))));
+#define AT(sums) ((VECTOR *)(sums))
+#define FROM(items) ((GLOBAL const VECTOR *)(items))
+"""
+"""PoCL calls `vload16` as a function, around which all sums in registers are stored and loaded."""
+
+
+def begin_kernel(call: OperationCall, shape: Shape, symbol: str, constants: dict[str, int]) -> str:
+    """Write the beginning of a source, up to the body of its kernel, with macros for constants."""
     names = [name for name, _ in operand_names(call)]
-    macros = "".join(f"#define {name} {value}\n" for name, value in constants.items())
+    macros = "".join(f"#define {name} {value}\n" for name, value in constants.items()) + _VECTOR
     return (
         f"{head(call.dtype, call.activation)}{shape.macros}{macros}"
         f"KERNEL void {symbol}({parameters(names, shape.numbers)})\n{{\n"
@@ -89,20 +101,24 @@ def _panels(
     call: OperationCall, shape: Shape, lanes: int, vectors: int, tile: int, rows: int
 ) -> str:
     symbol = "panels_" + symbol_of(call, shape, (lanes, vectors, tile, rows))
-    word = ("double" if call.dtype is ElementType.F64 else "float") + str(lanes)
     constants = {"LANES": lanes, "WIDE": lanes * vectors, "TILE": tile, "MOST": rows}
-    begin = _begin(call, shape, symbol, {**constants, "DEPTH": _DEPTH})
-    load, store = f"vload{lanes}", f"vstore{lanes}"
+    begin = begin_kernel(call, shape, symbol, {**constants, "DEPTH": _DEPTH})
     cells = [(i, v) for i in range(tile) for v in range(vectors)]
-    step = [f"            {word} b{v} = {load}({v}, from);" for v in range(vectors)]
+    step = [f"                VECTOR b{v} = AT(from)[{v}];" for v in range(vectors)]
     for i in range(tile):
-        step.append(f"            SUM a{i} = LOAD_ITEM(a, A_AT(r{i}, first + k));")
-        step += [f"            s{i}_{v} += a{i} * b{v};" for v in range(vectors)]
-    rows_of = [f"            u64 r{i} = MIN(i0 + top + {i}, rows - 1);" for i in range(tile)]
-    loads = [
-        f"            {word} s{i}_{v} = {load}({v}, sums + (top + {i}) * WIDE);" for i, v in cells
+        step.append(f"                SUM a{i} = LOAD_ITEM(a{i}_at, k * next);")
+        step += [f"                s{i}_{v} += a{i} * b{v};" for v in range(vectors)]
+    rows_of = [
+        f"            GLOBAL const ITEM *a{i}_at = a + A_AT(MIN(i0 + top + {i}, rows - 1), first);"
+        for i in range(tile)
     ]
-    stores = [f"            {store}(s{i}_{v}, {v}, sums + (top + {i}) * WIDE);" for i, v in cells]
+    loads = [
+        f"            VECTOR s{i}_{v} = AT(sums + (top + {i}) * WIDE)[{v}];" for i, v in cells
+    ]
+    stores = [f"            AT(sums + (top + {i}) * WIDE)[{v}] = s{i}_{v};" for i, v in cells]
+    pack = _PACK[shape.pack]
+    if shape.pack == "columns" and call.dtype in (ElementType.F32, ElementType.F64):
+        pack = _transposing(lanes) + pack.replace("k = 0;", "k = whole;")
     return f"""{begin}    u64 panels = CEIL_DIV(columns, WIDE);
     u64 item = GROUP_ID(0);
     u64 j0 = item % panels * WIDE;
@@ -111,15 +127,16 @@ def _panels(
     u32 wide = (u32)MIN((u64)WIDE, columns - j0);
     u32 high = (u32)MIN((u64)MOST, rows - i0);
 {starts(call)}
+    const u64 next = A_AT(0, 1) - A_AT(0, 0);
     __attribute__((aligned(64))) SUM panel[DEPTH * WIDE];
     __attribute__((aligned(64))) SUM sums[MOST * WIDE];
     for (u32 e = 0; e < CEIL_DIV(high, TILE) * TILE * WIDE; e++)
         sums[e] = 0;
 {_START[shape.pack]}    for (u64 first = 0; first < depth; first += DEPTH) {{
         u32 count = (u32)MIN((u64)DEPTH, depth - first);
-{_PACK[shape.pack]}        for (u32 top = 0; top < high; top += TILE) {{
+{pack}        for (u32 top = 0; top < high; top += TILE) {{
 {chr(10).join(rows_of + loads)}
-            const SUM *from = panel;
+            SUM *from = panel;
             for (u32 k = 0; k < count; k++, from += WIDE) {{
 {chr(10).join(step)}
             }}
@@ -219,22 +236,54 @@ _PACK = {
 }
 
 
+def _transposing(lanes: int) -> str:
+    """Pack columns, as many items of as many columns at a time as a vector has.
+
+    A square of vectors is transposed in as many steps as 2 is doubled for its size: each one
+    exchanges the halves of two vectors that are not on the diagonal.
+    """
+    exchanges = []
+    distance = lanes // 2
+    while distance:
+        low = [lanes + at - distance if at & distance else at for at in range(lanes)]
+        high = [lanes + at if at & distance else at + distance for at in range(lanes)]
+        for row in range(lanes):
+            if row & distance:
+                continue
+            pair = f"v{row}, v{row + distance}"
+            exchanges.append(
+                f"{{ VECTOR low = __builtin_shufflevector({pair}, {', '.join(map(str, low))});"
+                f" v{row + distance} = __builtin_shufflevector({pair}, {', '.join(map(str, high))});"
+                f" v{row} = low; }}"
+            )
+        distance //= 2
+    at = "b + B_AT(first + k, j0 + MIN(part + {row}, wide - 1))"
+    loads = [f"VECTOR v{row} = FROM({at.format(row=row)})[0];" for row in range(lanes)]
+    stores = [f"AT(panel + (k + {row}) * WIDE + part)[0] = v{row};" for row in range(lanes)]
+    body = "\n".join(" " * 16 + line for line in [*loads, *exchanges, *stores])
+    return f"""        u32 whole = count / LANES * LANES;
+        for (u32 k = 0; k < whole; k += LANES)
+            for (u32 part = 0; part < WIDE; part += LANES) {{
+{body}
+            }}
+"""
+
+
 def _dots(call: OperationCall, shape: Shape, lanes: int) -> TemplateLaunch:
     """Dot products of rows of a with rows of b as it lies in memory."""
     count = shape.rows
     symbol = "dots_" + symbol_of(call, shape, (lanes, count))
-    begin = _begin(call, shape, symbol, {"LANES": lanes, "COUNT": _DOT_COLUMNS})
-    word = ("double" if call.dtype is ElementType.F64 else "float") + str(lanes)
+    begin = begin_kernel(call, shape, symbol, {"LANES": lanes, "COUNT": _DOT_COLUMNS})
     plain = call.dtype in (ElementType.F32, ElementType.F64)
 
     def loaded(target: str, source: str) -> list[str]:
         if plain:
-            return [f"            {word} {target} = vload{lanes}(0, {source} + k);"]
+            return [f"            VECTOR {target} = FROM({source} + k)[0];"]
         return [
             f"            SUM {target}_lanes[LANES];",
             "            for (u32 lane = 0; lane < LANES; lane++)",
             f"                {target}_lanes[lane] = LOAD_ITEM({source}, k + lane);",
-            f"            {word} {target} = vload{lanes}(0, {target}_lanes);",
+            f"            VECTOR {target} = AT({target}_lanes)[0];",
         ]
 
     step = loaded("y", "from")
@@ -242,9 +291,9 @@ def _dots(call: OperationCall, shape: Shape, lanes: int) -> TemplateLaunch:
     for i in range(count):
         step += [*loaded(f"x{i}", f"(a + A_AT({i}, 0))"), f"            s{i} += x{i} * y;"]
         rest.append(f"            t{i} += LOAD_ITEM(a, A_AT({i}, k)) * LOAD_ITEM(from, k);")
-        sums.append(f"        {word} s{i} = ({word})0; SUM t{i} = 0;")
+        sums.append(f"        VECTOR s{i} = 0; SUM t{i} = 0;")
         ends.append(
-            f"        {{ SUM parts[LANES]; vstore{lanes}(s{i}, 0, parts); SUM sum = t{i};\n"
+            f"        {{ SUM parts[LANES]; AT(parts)[0] = s{i}; SUM sum = t{i};\n"
             f"          for (u32 lane = 0; lane < LANES; lane++) sum += parts[lane];\n"
             f"          u64 i = {i}; {finished(call)} }}"
         )
