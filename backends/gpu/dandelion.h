@@ -33,7 +33,17 @@
 #define DANDELION_OPENCL 1
 
 #define KERNEL __kernel
+/* On processors, PoCL leaves calls of functions in the code, and then it cannot compute several
+ * work items at once with vectors. So functions are inlined, and the usual ones are the compiler's
+ * own, or written below. */
+#ifdef DANDELION_PROCESSOR
+#define DEVICE static inline __attribute__((always_inline))
+#if defined(__FMA__) || defined(__aarch64__)
+#define DANDELION_INLINES 1
+#endif
+#else
 #define DEVICE
+#endif
 #define GLOBAL __global
 #define LOCAL __local
 #define CONSTANT __constant
@@ -90,18 +100,10 @@ typedef ushort4 u16x4;
 #define asinf(x) asin((f32)(x))
 #define atanf(x) atan((f32)(x))
 #define atan2f(y, x) atan2((f32)(y), (f32)(x))
-#define ceilf(x) ceil((f32)(x))
 #define cosf(x) cos((f32)(x))
 #define coshf(x) cosh((f32)(x))
 #define erff(x) erf((f32)(x))
-#define exp2f(x) exp2((f32)(x))
-#define expf(x) exp((f32)(x))
 #define expm1f(x) expm1((f32)(x))
-#define fabsf(x) fabs((f32)(x))
-#define floorf(x) floor((f32)(x))
-#define fmaf(a, b, c) fma((f32)(a), (f32)(b), (f32)(c))
-#define fmaxf(a, b) fmax((f32)(a), (f32)(b))
-#define fminf(a, b) fmin((f32)(a), (f32)(b))
 #define fmodf(a, b) fmod((f32)(a), (f32)(b))
 #define hypotf(a, b) hypot((f32)(a), (f32)(b))
 #define log10f(x) log10((f32)(x))
@@ -109,15 +111,78 @@ typedef ushort4 u16x4;
 #define log2f(x) log2((f32)(x))
 #define logf(x) log((f32)(x))
 #define powf(a, b) pow((f32)(a), (f32)(b))
-#define rintf(x) rint((f32)(x))
 #define roundf(x) round((f32)(x))
 #define rsqrtf(x) rsqrt((f32)(x))
 #define sinf(x) sin((f32)(x))
 #define sinhf(x) sinh((f32)(x))
-#define sqrtf(x) sqrt((f32)(x))
 #define tanf(x) tan((f32)(x))
 #define tanhf(x) tanh((f32)(x))
+
+#ifdef DANDELION_INLINES
+/* p * 2^n; n may be below the exponents of f32, and is at most 128. */
+DEVICE f32 dandelion_scaled(f32 p, f32 n)
+{
+    const i32 all = (i32)n, part = all >> 1;
+    return p * AS_F32((part + 127) << 23) * AS_F32((all - part + 127) << 23);
+}
+
+/* The polynomials have the smallest relative error, 2e-9, that is possible with their degree; with
+ * the rounding, results are wrong by less than one unit in the last place. What underflows is not
+ * computed: processors take a hundred times as long for it. */
+DEVICE f32 dandelion_exp2(f32 x)
+{
+    const f32 c = x > -150.0f ? (x < 129.0f ? x : 129.0f) : 0.0f;
+    const f32 n = __builtin_rintf(c), r = c - n;
+    f32 p = 0.00015353362f;
+    p = __builtin_fmaf(p, r, 0.0013398875f);
+    p = __builtin_fmaf(p, r, 0.00961843692f);
+    p = __builtin_fmaf(p, r, 0.0555033237f);
+    p = __builtin_fmaf(p, r, 0.240226477f);
+    p = __builtin_fmaf(p, r, 0.693147182f);
+    p = __builtin_fmaf(p, r, 1.0f);
+    return x > -150.0f ? dandelion_scaled(p, n) : x != x ? x : 0.0f;
+}
+
+DEVICE f32 dandelion_exp(f32 x)
+{
+    const f32 c = x > -104.0f ? (x < 89.0f ? x : 89.0f) : 0.0f;
+    const f32 n = __builtin_rintf(c * 1.44269504f);
+    f32 r = __builtin_fmaf(n, -0.693145752f, c); /* exact: its last bits are zero */
+    r = __builtin_fmaf(n, -1.42860677e-6f, r);
+    f32 p = 0.00138436537f;
+    p = __builtin_fmaf(p, r, 0.0083741555f);
+    p = __builtin_fmaf(p, r, 0.0416680016f);
+    p = __builtin_fmaf(p, r, 0.166664317f);
+    p = __builtin_fmaf(p, r, 0.49999994f);
+    p = __builtin_fmaf(p, r, 1.0f);
+    p = __builtin_fmaf(p, r, 1.0f);
+    return x > -104.0f ? dandelion_scaled(p, n) : x != x ? x : 0.0f;
+}
+
+#define ceilf(x) __builtin_ceilf((f32)(x))
+#define exp2f(x) dandelion_exp2((f32)(x))
+#define expf(x) dandelion_exp((f32)(x))
+#define fabsf(x) __builtin_fabsf((f32)(x))
+#define floorf(x) __builtin_floorf((f32)(x))
+#define fmaf(a, b, c) __builtin_fmaf((f32)(a), (f32)(b), (f32)(c))
+#define fmaxf(a, b) __builtin_fmaxf((f32)(a), (f32)(b))
+#define fminf(a, b) __builtin_fminf((f32)(a), (f32)(b))
+#define rintf(x) __builtin_rintf((f32)(x))
+#define sqrtf(x) __builtin_sqrtf((f32)(x))
+#define truncf(x) __builtin_truncf((f32)(x))
+#else
+#define ceilf(x) ceil((f32)(x))
+#define exp2f(x) exp2((f32)(x))
+#define expf(x) exp((f32)(x))
+#define fabsf(x) fabs((f32)(x))
+#define floorf(x) floor((f32)(x))
+#define fmaf(a, b, c) fma((f32)(a), (f32)(b), (f32)(c))
+#define fmaxf(a, b) fmax((f32)(a), (f32)(b))
+#define fminf(a, b) fmin((f32)(a), (f32)(b))
+#define rintf(x) rint((f32)(x))
+#define sqrtf(x) sqrt((f32)(x))
 #define truncf(x) trunc((f32)(x))
+#endif
 
 /* Atomics: each gives the old value. I32 and U32 take pointers to GLOBAL and LOCAL, the others to
  * GLOBAL only. */

@@ -20,6 +20,7 @@ from dandelion.blueprint.operation_records import ElementType, ImageLayout
 from .template_processor import begin_kernel, lanes_of, rows_of_item
 from .templates import (
     Template,
+    TemplateArgument,
     TemplateLaunch,
     access,
     arguments,
@@ -96,7 +97,8 @@ def padding(call: ConvolutionCall, padded: Padded, target: str) -> TemplateLaunc
     channels = call.batch * call.channels
     numbers = {
         "height": call.size[0], "width": call.size[1], "top_pad": call.padding[0],
-        "left": call.padding[1], "plane_rows": padded.rows, "pitch": padded.pitch, "count": channels,
+        "left": call.padding[1], "plane_rows": padded.rows, "pitch": padded.pitch,
+        "count": channels,
     }  # fmt: skip
     symbol = f"padded_{shape.kind}_{call.dtype.value}_{padded.phases[0]}_{padded.phases[1]}"
     text = f"""{head(call.dtype, call.activation)}{shape.macros}{_macros(call, padded)}
@@ -135,7 +137,8 @@ KERNEL void {symbol}(GLOBAL const ITEM *image_all, u64 image_at, GLOBAL ITEM *ma
 """
     ways = (Access.READ, Access.VALUE, Access.WRITE, *(Access.VALUE for _ in numbers))
     at = u64(call.image.offset_bytes // call.dtype.size_bytes)
-    args = (call.image.buffer, at, target, *(u64(value) for value in numbers.values()))
+    args: tuple[TemplateArgument, ...] = (call.image.buffer, at, target)
+    args += tuple(u64(value) for value in numbers.values())
     return TemplateLaunch(Template(symbol, text, ways), args, (channels, 1, 1), (1, 1, 1))
 
 

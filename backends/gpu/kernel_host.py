@@ -133,7 +133,7 @@ def be_host(
             broker.send(Failed(-1, InternalError(f"a kernel host: {error}").record()))
             return 1
         memory = ArenaMap(memory_fd, settings.memory_bytes)
-        EngineProcess(broker, memory, 0).serve(engine)
+        EngineProcess(broker, memory).serve(engine)
     return 0
 
 

@@ -101,6 +101,7 @@ class OpenClDevice(Device):
         self._busy = False  # kernels may still run that use shared memory
         self._broken: str | None = None
         self._vector_bytes = 16  # of the device, as long as it is open
+        self._options = _OPTIONS
 
     # life
 
@@ -128,6 +129,7 @@ class OpenClDevice(Device):
             host_execution=on_host,
             protected_memory=self._shared and on_host,
         )
+        self._options = [*_OPTIONS, "-DDANDELION_PROCESSOR"] if on_host else _OPTIONS
         try:
             self._context = cl.Context([self._device])
             self._queue = cl.CommandQueue(self._context)
@@ -272,7 +274,7 @@ class OpenClDevice(Device):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", cl.CompilerWarning)  # a log is no failure
                 program = cl.Program(self._context, code.data if binary else code.text)
-                program.build(_OPTIONS)
+                program.build(self._options)
             # Not program.all_kernels(): its kernels never go, and keep about 1 MB of program each.
             names = program.get_info(cl.program_info.KERNEL_NAMES).split(";")
             kernels = {name: cl.Kernel(program, name) for name in names if name}

@@ -33,7 +33,6 @@ from .templates import (
 _MOST_ROWS = 128
 _DEPTH = 128
 _DOT_ROWS = 4
-_DOT_COLUMNS = 16
 _LEAST_ITEMS = 16
 """With fewer work items, each gets fewer rows."""
 
@@ -51,7 +50,10 @@ def on_processor(call: OperationCall, vector_bytes: int) -> TemplateLaunch:
         return _dots(call, shape, lanes)
     vectors = 2 if shape.columns > lanes else 1
     tile = 1
-    while tile < min(shape.rows, 8 if lanes >= 16 or call.dtype is ElementType.F64 else 6) and tile < 8:
+    while (
+        tile < min(shape.rows, 8 if lanes >= 16 or call.dtype is ElementType.F64 else 6)
+        and tile < 8
+    ):
         tile *= 2
     if tile == 8 and lanes < 16:
         tile, vectors = 6, min(vectors, 2)
@@ -112,9 +114,7 @@ def _panels(
         f"            GLOBAL const ITEM *a{i}_at = a + A_AT(MIN(i0 + top + {i}, rows - 1), first);"
         for i in range(tile)
     ]
-    loads = [
-        f"            VECTOR s{i}_{v} = AT(sums + (top + {i}) * WIDE)[{v}];" for i, v in cells
-    ]
+    loads = [f"            VECTOR s{i}_{v} = AT(sums + (top + {i}) * WIDE)[{v}];" for i, v in cells]
     stores = [f"            AT(sums + (top + {i}) * WIDE)[{v}] = s{i}_{v};" for i, v in cells]
     pack = _PACK[shape.pack]
     if shape.pack == "columns" and call.dtype in (ElementType.F32, ElementType.F64):
@@ -236,13 +236,12 @@ _PACK = {
 }
 
 
-def _transposing(lanes: int) -> str:
-    """Pack columns, as many items of as many columns at a time as a vector has.
+def _transposed(lanes: int) -> list[str]:
+    """C text that transposes a square, whose rows are the vectors ``v0``, ``v1`` and so on.
 
-    A square of vectors is transposed in as many steps as 2 is doubled for its size: each one
-    exchanges the halves of two vectors that are not on the diagonal.
+    Each step exchanges the halves of two vectors that are not on the diagonal, then quarters.
     """
-    exchanges = []
+    lines = []
     distance = lanes // 2
     while distance:
         low = [lanes + at - distance if at & distance else at for at in range(lanes)]
@@ -251,70 +250,87 @@ def _transposing(lanes: int) -> str:
             if row & distance:
                 continue
             pair = f"v{row}, v{row + distance}"
-            exchanges.append(
-                f"{{ VECTOR low = __builtin_shufflevector({pair}, {', '.join(map(str, low))});"
-                f" v{row + distance} = __builtin_shufflevector({pair}, {', '.join(map(str, high))});"
-                f" v{row} = low; }}"
+            low_half = f"__builtin_shufflevector({pair}, {', '.join(map(str, low))})"
+            high_half = f"__builtin_shufflevector({pair}, {', '.join(map(str, high))})"
+            lines.append(
+                f"{{ VECTOR low = {low_half}; v{row + distance} = {high_half}; v{row} = low; }}"
             )
         distance //= 2
+    return lines
+
+
+def _transposing(lanes: int) -> str:
+    """Pack columns, as many items of as many columns at a time as a vector has."""
     at = "b + B_AT(first + k, j0 + MIN(part + {row}, wide - 1))"
-    loads = [f"VECTOR v{row} = FROM({at.format(row=row)})[0];" for row in range(lanes)]
-    stores = [f"AT(panel + (k + {row}) * WIDE + part)[0] = v{row};" for row in range(lanes)]
-    body = "\n".join(" " * 16 + line for line in [*loads, *exchanges, *stores])
+    lines = [f"VECTOR v{row} = FROM({at.format(row=row)})[0];" for row in range(lanes)]
+    lines += _transposed(lanes)
+    lines += [f"AT(panel + (k + {row}) * WIDE + part)[0] = v{row};" for row in range(lanes)]
     return f"""        u32 whole = count / LANES * LANES;
         for (u32 k = 0; k < whole; k += LANES)
             for (u32 part = 0; part < WIDE; part += LANES) {{
-{body}
+{_indented(16, lines)}
             }}
 """
 
 
+def _indented(spaces: int, lines: list[str]) -> str:
+    return "\n".join(" " * spaces + line for line in lines)
+
+
 def _dots(call: OperationCall, shape: Shape, lanes: int) -> TemplateLaunch:
-    """Dot products of rows of a with rows of b as it lies in memory."""
-    count = shape.rows
-    symbol = "dots_" + symbol_of(call, shape, (lanes, count))
-    begin = begin_kernel(call, shape, symbol, {"LANES": lanes, "COUNT": _DOT_COLUMNS})
-    plain = call.dtype in (ElementType.F32, ElementType.F64)
+    """Dot products of rows of a with rows of b as it lies in memory.
+
+    A work item has as many columns as a vector has lanes, and a vector of sums for each. At the end
+    they are transposed, so that their lanes are added up with vectors, too.
+    """
+    symbol = "dots_" + symbol_of(call, shape, (lanes,))
+    begin = begin_kernel(call, shape, symbol, {"LANES": lanes})
 
     def loaded(target: str, source: str) -> list[str]:
-        if plain:
-            return [f"            VECTOR {target} = FROM({source} + k)[0];"]
+        if call.dtype in (ElementType.F32, ElementType.F64):
+            return [f"VECTOR {target} = FROM({source} + k)[0];"]
         return [
-            f"            SUM {target}_lanes[LANES];",
-            "            for (u32 lane = 0; lane < LANES; lane++)",
-            f"                {target}_lanes[lane] = LOAD_ITEM({source}, k + lane);",
-            f"            VECTOR {target} = AT({target}_lanes)[0];",
+            f"SUM {target}_lanes[LANES];",
+            "for (u32 lane = 0; lane < LANES; lane++)",
+            f"    {target}_lanes[lane] = LOAD_ITEM({source}, k + lane);",
+            f"VECTOR {target} = AT({target}_lanes)[0];",
         ]
 
-    step = loaded("y", "from")
-    rest, sums, ends = [], [], []
-    for i in range(count):
-        step += [*loaded(f"x{i}", f"(a + A_AT({i}, 0))"), f"            s{i} += x{i} * y;"]
-        rest.append(f"            t{i} += LOAD_ITEM(a, A_AT({i}, k)) * LOAD_ITEM(from, k);")
-        sums.append(f"        VECTOR s{i} = 0; SUM t{i} = 0;")
-        ends.append(
-            f"        {{ SUM parts[LANES]; AT(parts)[0] = s{i}; SUM sum = t{i};\n"
-            f"          for (u32 lane = 0; lane < LANES; lane++) sum += parts[lane];\n"
-            f"          u64 i = {i}; {finished(call)} }}"
-        )
-    text = f"""{begin}    u64 parts_of = CEIL_DIV(columns, COUNT);
-    u64 z = GROUP_ID(0) / parts_of;
-    u64 j0 = GROUP_ID(0) % parts_of * COUNT;
+    columns = [
+        f"GLOBAL const ITEM *b{at} = b + B_AT(0, MIN(j0 + {at}, columns - 1));"
+        for at in range(lanes)
+    ]
+    step = loaded("x", "row")
+    for at in range(lanes):
+        step += [*loaded(f"y{at}", f"b{at}"), f"v{at} += x * y{at};"]
+    rest = [f"sums[{at}] += LOAD_ITEM(row, k) * LOAD_ITEM(b{at}, k);" for at in range(lanes)]
+    zeros = [f"VECTOR v{at} = 0;" for at in range(lanes)]
+    text = f"""{begin}    const u64 parts = CEIL_DIV(columns, LANES);
+    const u64 z = GROUP_ID(0) / parts;
+    const u64 j0 = GROUP_ID(0) % parts * LANES;
 {starts(call)}
-    for (u64 j = j0; j < MIN(j0 + COUNT, columns); j++) {{
-        GLOBAL const ITEM *from = b + B_AT(0, j);
-{chr(10).join(sums)}
+{_indented(4, columns)}
+    for (u64 i = 0; i < rows; i++) {{
+        GLOBAL const ITEM *row = a + A_AT(i, 0);
+{_indented(8, zeros)}
         u64 k = 0;
         for (; k + LANES <= depth; k += LANES) {{
-{chr(10).join(step)}
+{_indented(12, step)}
         }}
+{_indented(8, _transposed(lanes))}
+        __attribute__((aligned(64))) SUM sums[LANES];
+        AT(sums)[0] = {" + ".join(f"v{at}" for at in range(lanes))};
         for (; k < depth; k++) {{
-{chr(10).join(rest)}
+{_indented(12, rest)}
         }}
-{chr(10).join(ends)}
+        for (u64 lane = 0; lane < MIN((u64)LANES, columns - j0); lane++) {{
+            const u64 j = j0 + lane;
+            const SUM sum = sums[lane];
+            {finished(call)}
+        }}
     }}
 }}
 """
-    items = -(-shape.columns // _DOT_COLUMNS) * shape.products
+    items = -(-shape.columns // lanes) * shape.products
     template = Template(symbol, text, access(call, shape.numbers))
     return TemplateLaunch(template, arguments(call, shape.numbers), (items, 1, 1), (1, 1, 1))

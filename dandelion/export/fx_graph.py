@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dandelion.export.aten import ATTENTION_WEIGHTS, CONVOLUTION, GEMM
+from dandelion.export.convolutions import is_depthwise
 from dandelion.export.peak_attention import ATTENTION
-from dandelion.export.peak_convolutions import is_depthwise
 from dandelion.export.torch_graph import (
     GETITEM,
     Argument,

@@ -15,8 +15,8 @@ import re
 from dandelion.blueprint import Computation
 from dandelion.errors import InvalidFunction, Problem
 from dandelion.export.batch_norm import folded
+from dandelion.export.convolutions import Convolutions
 from dandelion.export.peak_attention import with_attention
-from dandelion.export.peak_convolutions import Convolutions
 from dandelion.export.peak_images import ChannelsLast
 from dandelion.export.peak_records import PeakProduct
 from dandelion.export.product_rows import rows_in_order

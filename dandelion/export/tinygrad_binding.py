@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from dandelion.blueprint import Access
 from dandelion.errors import InvalidFunction, Problem
@@ -52,6 +52,12 @@ _CONTEXT = {
     "TRANSCENDENTAL": 1,
 }
 _HALVES = ("float16", "bfloat16")
+_MOST_ITEMS = 256
+"""Of a block on a processor."""
+_LEAST_BLOCKS = 16
+"""So that there is work for all cores."""
+
+Dimensions: TypeAlias = tuple[int, int, int]
 
 
 def kernels_of(
@@ -352,10 +358,12 @@ class _Reader:
             for slot in info.globals
         )
         offset = tuple(name in self.graph.constants for name in buffers)
-        kernel = self.source(program.src[2].arg, access, offset)
-        launch = KernelLaunch(
-            kernel, buffers, _three(info.global_size), _three(info.local_size or (1, 1, 1))
-        )
+        text = program.src[2].arg
+        kernel = self.source(text, access, offset)
+        grid, block = _three(info.global_size), _three(info.local_size or (1, 1, 1))
+        if block == (1, 1, 1) and "GROUP_ID" not in text:
+            grid, block = _in_blocks(grid)
+        launch = KernelLaunch(kernel, buffers, grid, block)
         ways = zip(buffers, access, strict=True)
         self.written.append({name for name, way in ways if way is not Access.READ})
         return launch
@@ -381,6 +389,14 @@ class _Reader:
         return self.sources[key].name
 
 
-def _three(sizes: Sequence[Any]) -> tuple[int, int, int]:
+def _in_blocks(items: Dimensions) -> tuple[Dimensions, Dimensions]:
+    """Join work items to blocks, which a processor computes with vectors; gives grid and block."""
+    x, y, z = items
+    most = min(_MOST_ITEMS, x * y * z // _LEAST_BLOCKS)
+    width = next((size for size in range(most, 1, -1) if x % size == 0), 1)
+    return (x // width, y, z), (width, 1, 1)
+
+
+def _three(sizes: Sequence[Any]) -> Dimensions:
     x, y, z = [int(size) for size in (*sizes, 1, 1, 1)[:3]]
     return x, y, z

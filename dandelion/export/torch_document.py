@@ -28,6 +28,7 @@ from dandelion.export import tinygrad_binding, torch_binding
 from dandelion.export.aten import RULES
 from dandelion.export.batch_norm import folded
 from dandelion.export.buckets import checked_batch, joined, single
+from dandelion.export.convolutions import Convolutions
 from dandelion.export.kernels import Kernels
 from dandelion.export.packing import Packed
 from dandelion.export.peak_bucket import PeakBucket
@@ -186,7 +187,8 @@ def _portable(
 ) -> tuple[Kernels, Mapping[str, Constant]]:
     """Generate the kernels of the portable route, and give their constants."""
     _check_operators(graph)
-    rewritten, products = with_products(rows_in_order(folded(graph)), computation, for_gpu=for_gpu)
+    graph = Convolutions(rows_in_order(folded(graph))).rewritten()
+    rewritten, products = with_products(graph, computation, for_gpu=for_gpu)
     return tinygrad_binding.kernels_of(rewritten, for_gpu, products, show), rewritten.constants
 
 

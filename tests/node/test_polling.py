@@ -36,7 +36,9 @@ def test_a_loop_does_not_poll_for_ever() -> None:
         wait_until(lambda: not node._runtime._polls)
 
 
-@pytest.mark.parametrize(("cores", "expected"), [(1, (0, 0)), (2, (1000, 1000)), (64, (1000, 1000))])
+@pytest.mark.parametrize(
+    ("cores", "expected"), [(1, (0, 0)), (2, (1000, 1000)), (64, (1000, 1000))]
+)
 def test_the_default_depends_on_the_cores(
     cores: int, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
