@@ -14,7 +14,7 @@ these phases, and no call waits for it but by sharing the processors::
     COMPILING   the rival compiles, while calls go to the other host
     COMPARING   calls go to both in turns
 
-The host that took less time stays, the other one ends. Both have only this function, and one call
+The host without threads stays unless its calls take longer by a quarter; the other one ends. Both have only this function, and one call
 at a time. A call that might have to end while the rival runs it goes to the other one. A function
 that is called too rarely to be compared within a minute may have another trial later.
 
@@ -25,6 +25,7 @@ with threads, and keeps them.
 from __future__ import annotations
 
 import enum
+import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -41,9 +42,10 @@ BRIEF_NS = 3_000_000
 """Calls that take longer have threads."""
 START_NS = 500_000_000
 """About what it takes to start a host."""
-CALLS = 8
-"""So many calls of each host are compared."""
-_TOLERANCE = 1.1  # equal times are better without threads: they leave cores to others
+CALLS = 16
+"""So many calls of each host are compared, by their medians."""
+_TOLERANCE = 1.25
+"""Without threads, calls may take so much longer: they leave cores to others."""
 _FUNCTIONS = 256  # more than have a host; what is forgotten is found out again
 
 
@@ -189,7 +191,7 @@ class HostTrial:
         threads, rival = self._took_ns[False], self._took_ns[True]
         if min(len(threads), len(rival)) < CALLS:
             return None
-        return min(rival) <= _TOLERANCE * min(threads)
+        return statistics.median(rival) <= _TOLERANCE * statistics.median(threads)
 
 
 class HostTrials:

@@ -32,7 +32,10 @@ from ..timing import in_turns
 TORCH = "torch, eager"
 BLOCKING, AWAITED = "dandelion, a blocking call", "dandelion, an awaited call"
 BAR = 2.0
-BLOCK = 100
+BLOCK = 500
+"""Calls of one kind in a row: threads of torch poll for a while after it, and others then do not."""
+WARM_S = 8.0
+"""Of calls before: the engine finds out whether kernels should run in several threads."""
 ERROR = 1e-5
 OVER = Metric("ratio", "median over torch's", Unit.RATIO)
 
@@ -142,13 +145,15 @@ def _in_turns(
 ) -> dict[str, Samples]:  # fmt: skip
     with open_node(settings, 1) as node:
         node.register(document)
-        for _ in range(2 * BLOCK):  # the engine finds out how its kernels run best
+        end_s = time.monotonic() + bench.pick(0.1, WARM_S, WARM_S)
+        found = None
+        while time.monotonic() < end_s:
             found = node.invoke_sets(function, sets).sets["y"]
         assert found is not None
         check(found.only().bytes())
         return in_turns(
             {TORCH: eager, BLOCKING: lambda: node.invoke_sets(function, sets)},
-            count=bench.pick(20, 1000, 2000), warm_up=20, block=BLOCK,
+            count=bench.pick(20, 4 * BLOCK, 8 * BLOCK), warm_up=20, block=BLOCK,
         )  # fmt: skip
 
 
@@ -161,9 +166,10 @@ async def _awaited(
         node = await closing.enter_async_context(Node(msgspec.convert(settings, Settings)))
         await asyncio.to_thread(wait_engines, node, 1)
         await asyncio.to_thread(node.register, document)
-        for number in range(2 * BLOCK + bench.pick(20, 1000, 2000)):
+        begin_s = time.monotonic() + bench.pick(0.1, WARM_S, WARM_S)
+        while len(found.ns) < bench.pick(20, 1000, 2000):
             began_ns = clock()
             await node.invoke_sets_async(function, sets)
-            if number >= 2 * BLOCK:
+            if time.monotonic() > begin_s:
                 found.ns.append(clock() - began_ns)
     return found
