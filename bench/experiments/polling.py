@@ -42,7 +42,7 @@ from ..timing import in_turns
 SLEEPS, POLLS = "sleeping", "polling"
 SPINS: Mapping[str, int] = {SLEEPS: 0, POLLS: 1000}
 CALLERS = 8
-TURNS = 6
+TURNS = 16
 BLOCK = 200
 """Calls of one kind in a row."""
 BLOCKING, AWAITED = "a blocking call", "an awaited call"
@@ -149,7 +149,7 @@ def _served(bench: Bench, chain: KernelChain) -> list[Row]:
             for what, callers, others in ways:
                 for kind, server in servers.items():
                     bench.say(f"{what}, {kind}")
-                    length_s = 0.3 if bench.quick else 1.0
+                    length_s = 0.3 if bench.quick else 0.5
                     with _computing(others, length_s) as counts:
                         load = closed_loop(
                             server.port, request, callers=callers, seconds=length_s,

@@ -1,9 +1,9 @@
-"""What does a small exported network cost on processors, against torch in the same program?
+"""What does an exported network cost on processors, against torch in the same program?
 
-Three convolutional networks of 0.2 to 2 ms. torch calls the module eagerly, with a thread for each
-core. A node in the same program runs the exported function on PoCL, in a confined process; calls
-block, in turns with torch, or are awaited on the node's loop, right after that. The answers are
-compared first.
+Three convolutional networks of 0.2 to 1 ms, a residual network and an encoder of texts. torch calls
+the module eagerly, with a thread for each core. A node in the same program runs the exported
+function on PoCL, in a confined process; calls block, in turns with torch, or are awaited on the
+node's loop, right after that. The answers are compared first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -26,22 +26,33 @@ from ..experiment import Bench, experiment
 from ..records import Axis, Findings, Metric, Panel, Plot, Row, Skip, Unit, at_most
 from ..samples import P50, P99, Samples
 from ..systems.nodes import MIB, gpu_settings, one_item, open_node, wait_engines
-from ..systems.served_networks import torch_library
+from ..systems.served_networks import network, torch_library
 from ..timing import in_turns
 
 TORCH = "torch, eager"
 BLOCKING, AWAITED = "dandelion, a blocking call", "dandelion, an awaited call"
 BAR = 2.0
 BLOCK = 500
-"""Calls of one kind in a row: threads of torch poll for a while after it, and others then do not."""
+"""Calls of one kind in a row. Threads of torch poll after a call; the node does not meanwhile."""
 WARM_S = 8.0
 """Of calls before: the engine finds out whether kernels should run in several threads."""
 ERROR = 1e-5
 OVER = Metric("ratio", "median over torch's", Unit.RATIO)
+LARGE = {"ResNet-18, 224 x 224": "images", "encoder, 6 layers, 128 words": "encoder"}
+LARGE_CALLS = 60
 
 
-def _networks(torch: Any) -> Mapping[str, tuple[Any, tuple[int, ...]]]:
-    """Return networks with random weights, and the shapes of their inputs, by name."""
+def _networks(torch: Any, bench: Bench) -> Iterator[tuple[str, Any, Any]]:
+    """Make networks with random weights: the name, the module and its input."""
+    for name, (module, shape) in _small_networks(torch).items():
+        yield name, module, torch.rand(shape)
+    for name, kind in LARGE.items():
+        made = network(kind, "small" if bench.quick else "full")
+        yield name, made.module, torch.from_numpy(made.request(0))
+
+
+def _small_networks(torch: Any) -> Mapping[str, tuple[Any, tuple[int, ...]]]:
+    """Return networks, and the shapes of their inputs, by name."""
     nn = torch.nn
     torch.manual_seed(1)
 
@@ -68,10 +79,10 @@ def _networks(torch: Any) -> Mapping[str, tuple[Any, tuple[int, ...]]]:
 
 
 @experiment(
-    "exported_small", group="models", needs_device=True,
-    question="What does a small exported network cost on processors, against torch?",
+    "exported_cpu", group="models", needs_device=True,
+    question="What does an exported network cost on processors, against torch?",
 )  # fmt: skip
-def exported_small(bench: Bench) -> Findings:
+def exported_cpu(bench: Bench) -> Findings:
     """Call each network in all ways."""
     if bench.gpu:
         return Findings((), skips=(Skip("small networks", "this is about processors"),))
@@ -82,9 +93,8 @@ def exported_small(bench: Bench) -> Findings:
     from dandelion.export import torch_function
 
     rows: list[Row] = []
-    for number, (name, (module, shape)) in enumerate(_networks(torch).items()):
+    for number, (name, module, given) in enumerate(_networks(torch, bench)):
         bench.say(f"exporting: {name}")
-        given = torch.rand(shape)
         function = torch_function(
             f"network{number}", module, (given,), inputs=["x"], outputs=["y"], device="cpu"
         )
@@ -92,11 +102,11 @@ def exported_small(bench: Bench) -> Findings:
         bench.say(name)
         rows += _measured(bench, torch, module, given, name, document)
     panel = Panel(
-        "exported_small", "Small networks on processors, by network", Axis("network"),
+        "exported_cpu", "Networks on processors, by network", Axis("network"),
         (P50, P99, OVER), tuple(rows), Plot.BARS, TORCH,
     )  # fmt: skip
     worst = {
-        kind: max(r.values["ratio"] for r in rows if r.system == kind)
+        kind: max(r.values["ratio"] for r in rows if r.system == kind and r.x not in LARGE)
         for kind in (BLOCKING, AWAITED)
     }
     budgets = [
@@ -117,7 +127,8 @@ def _measured(
 ) -> list[Row]:
     function = document.functions[0].name
     sets = one_item("x", given.numpy().tobytes())
-    settings = gpu_settings(bench.backend, 0, "256M", 256 * MIB) | {"cache_bytes": 0}
+    calls = bench.pick(20, 4 * BLOCK, 8 * BLOCK) if name not in LARGE else LARGE_CALLS
+    settings = gpu_settings(bench.backend, 0, "512M", 512 * MIB) | {"cache_bytes": 0}
 
     def eager() -> Any:
         with torch.inference_mode():
@@ -130,8 +141,8 @@ def _measured(
         if error > ERROR * np.abs(wanted).max():
             raise InternalError(f"{name} gave a wrong result")
 
-    timed = _in_turns(bench, settings, document, eager, function, sets, check)
-    timed[AWAITED] = asyncio.run(_awaited(bench, settings, document, function, sets))
+    timed = _in_turns(bench, settings, document, eager, function, sets, check, calls)
+    timed[AWAITED] = asyncio.run(_awaited(bench, settings, document, function, sets, calls))
     base = timed[TORCH].median
     return [
         Row(system, name, samples.values() | {"ratio": samples.median / base}, samples.count)
@@ -142,6 +153,7 @@ def _measured(
 def _in_turns(
     bench: Bench, settings: Mapping[str, object], document: RegistrationDocument,
     eager: Callable[[], object], function: str, sets: Any, check: Callable[[bytes], None],
+    calls: int,
 ) -> dict[str, Samples]:  # fmt: skip
     with open_node(settings, 1) as node:
         node.register(document)
@@ -153,13 +165,13 @@ def _in_turns(
         check(found.only().bytes())
         return in_turns(
             {TORCH: eager, BLOCKING: lambda: node.invoke_sets(function, sets)},
-            count=bench.pick(20, 4 * BLOCK, 8 * BLOCK), warm_up=20, block=BLOCK,
+            count=calls, warm_up=20, block=min(BLOCK, max(1, calls // 4)),
         )  # fmt: skip
 
 
 async def _awaited(
     bench: Bench, settings: Mapping[str, object], document: RegistrationDocument, function: str,
-    sets: Any,
+    sets: Any, calls: int,
 ) -> Samples:  # fmt: skip
     clock, found = time.perf_counter_ns, Samples([])
     async with contextlib.AsyncExitStack() as closing:
@@ -167,7 +179,7 @@ async def _awaited(
         await asyncio.to_thread(wait_engines, node, 1)
         await asyncio.to_thread(node.register, document)
         begin_s = time.monotonic() + bench.pick(0.1, WARM_S, WARM_S)
-        while len(found.ns) < bench.pick(20, 1000, 2000):
+        while len(found.ns) < calls:
             began_ns = clock()
             await node.invoke_sets_async(function, sets)
             if time.monotonic() > begin_s:
