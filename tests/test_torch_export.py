@@ -48,7 +48,7 @@ def node() -> Iterator[Node]:
 @pytest.mark.parametrize("name", torch_models.MODELS)
 def test_a_model_computes_what_torch_does(node: Node, name: str) -> None:
     module, examples = torch_models.model(name, torch_models.SMALL)
-    device = "cpu" if name in ("resnet18", "lstm") else "gpu"
+    device = "cpu" if name in ("resnet18", "lstm", "mobilenet_v3", "unet") else "gpu"
     _, report, _ = compared(node, module, examples, device)
     assert max(report.errors.values()) <= ERROR
     assert report.launches >= report.kernels > 0
@@ -238,6 +238,40 @@ def test_a_constant_as_operand_of_a_library_operation(node: Node, bias: float) -
     found = call(node, made.function, {"x": x.numpy()})["y"]
     wanted = module(x).detach().numpy()
     assert np.abs(found - wanted).max() <= ERROR * np.abs(wanted).max()
+
+
+GROUPED = nn.Conv2d(24, 24, 5, padding=2, groups=24)
+GROWN = nn.ConvTranspose2d(8, 16, 2, stride=2)
+SPREAD = nn.ConvTranspose2d(8, 16, 3, stride=2, padding=1, output_padding=1)
+
+
+@pytest.mark.parametrize(
+    ("module", "channels", "device", "operations"),
+    [
+        (GROUPED, 24, "cpu", 1),
+        (GROUPED, 24, "gpu", 0),
+        (GROWN, 8, "cpu", 1),
+        (GROWN, 8, "gpu", 1),
+        (SPREAD, 8, "cpu", 1),
+    ],
+)
+def test_convolutions_that_are_library_operations(
+    node: Node, module: nn.Module, channels: int, device: str, operations: int
+) -> None:
+    torch.manual_seed(5)
+    _, report, _ = compared(node, module.eval(), (torch.randn(2, channels, 28, 26),), device)
+    assert report.library_operations == operations
+    assert max(report.errors.values()) <= ERROR
+
+
+def test_kernels_for_processors_have_blocks() -> None:
+    def blocks(device: str, side: int) -> set[int]:
+        made = export_module("gelu", nn.GELU().eval(), (torch.randn(8, side),), device=device)
+        flow = json.loads(bytes(made.function.code[0].main.text.encode()))["blueprint"]
+        return {action["ExecKernel"][2].get("block_dim_x", 1) for action in flow["control_flow"]}
+
+    assert min(blocks("cpu", 2048)) >= 16
+    assert blocks("cpu", 2) == {1}, "so little that there is a block for each core"
 
 
 def test_names_of_outputs(node: Node) -> None:

@@ -34,7 +34,7 @@ from .templates import (
 
 MOST_BYTES = 64 << 20
 """Of padded images. Larger ones are convolved without."""
-_SLACK = 32
+_SLACK = 64
 """Elements behind the last image: the last vectors reach over its end."""
 _WORTH = 1.15
 """A narrower tile has to compute so much less."""
@@ -180,10 +180,14 @@ def convolving(
 
 
 def _tile(rows: int, pixels: int, lanes: int) -> tuple[int, int]:
+    """Choose filters, and vectors of pixels, whose sums are in registers at the same time."""
     most = 8 if lanes >= 16 else 6
     tile = -(-rows // -(-rows // most))
-    wide, narrow = -(-pixels // (2 * lanes)) * 2, -(-pixels // lanes)
-    return tile, 1 if wide > _WORTH * narrow else 2
+    fewest = -(-pixels // lanes)
+    for vectors in (4, 2) if tile <= 2 else (2,):
+        if -(-fewest // vectors) * vectors <= _WORTH * fewest:
+            return tile, vectors
+    return tile, 1
 
 
 def _body(call: ConvolutionCall, tile: int, vectors: int) -> str:

@@ -14,9 +14,10 @@ these phases, and no call waits for it but by sharing the processors::
     COMPILING   the rival compiles, while calls go to the other host
     COMPARING   calls go to both in turns
 
-The host without threads stays unless its calls take longer by a quarter; the other one ends. Both have only this function, and one call
-at a time. A call that might have to end while the rival runs it goes to the other one. A function
-that is called too rarely to be compared within a minute may have another trial later.
+The host without threads stays unless its calls take longer by a quarter; the other one ends. Both
+have only this function, and one call at a time. A call that might have to end while the rival runs
+it goes to the other one. A function that is called too rarely to be compared within a minute may
+have another trial later.
 
 A host without threads whose calls are brief no longer is ended, too; the function then begins anew
 with threads, and keeps them.

@@ -42,7 +42,7 @@ def for_peak(graph: Graph, precision: Computation) -> tuple[Graph, dict[str, Pea
     graph = rows_in_order(Convolutions(folded(graph)).rewritten())
     graph, attention = with_attention(graph, precision)
     graph = rows_in_order(graph)
-    graph, products = with_products(graph, precision, least=1, grouped=True)
+    graph, products = with_products(graph, precision, least=1, least_channels=2)
     graph, changed = ChannelsLast(graph, products).rewritten()
     return graph, {**attention, **changed}
 

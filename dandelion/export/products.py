@@ -44,7 +44,7 @@ def with_products(
     *,
     for_gpu: bool = False,
     least: int | None = None,
-    grouped: bool = False,
+    least_channels: int | None = None,
 ) -> tuple[Graph, dict[str, Product]]:
     """Replace operators by library operations.
 
@@ -54,26 +54,28 @@ def with_products(
         for_gpu: put channels last where tensor cores compute convolutions.
         least: multiplications of an operator that becomes a library operation; by default
             `LEAST_PRODUCTS`.
-        grouped: convolutions with groups become library operations too, but not those that have a
-            kernel for each channel.
+        least_channels: convolutions with groups become library operations too, if each has so many
+            channels; by default they do not.
 
     Returns:
         The graph, and the operation of each new node by the node's name.
     """
     least = LEAST_PRODUCTS if least is None else least
     if for_gpu:
-        rewriter = _Rewriter(graph, precision, least, grouped)
+        rewriter = _Rewriter(graph, precision, least, least_channels)
         graph = channels_last(graph, rewriter.suits_tensor_cores)
     graph = dataclasses.replace(graph, nodes=without_attention(graph, least))
-    return _Rewriter(graph, precision, least, grouped).rewritten()
+    return _Rewriter(graph, precision, least, least_channels).rewritten()
 
 
 class _Rewriter:
-    def __init__(self, graph: Graph, precision: Computation, least: int, grouped: bool) -> None:
+    def __init__(
+        self, graph: Graph, precision: Computation, least: int, least_channels: int | None
+    ) -> None:
         self.graph = graph
         self.precision = precision
         self.least = least
-        self.grouped = grouped
+        self.least_channels = least_channels
         self.nodes = {node.name: node for node in graph.nodes}
         types = {**graph.inputs, **{n: c.type for n, c in graph.constants.items()}}
         self.types: dict[str, TensorType] = types
@@ -166,7 +168,8 @@ class _Rewriter:
         if transposed or not self.are_of(node.type.dtype, x, weight):
             return None
         image, kernel = self.view(x), self.view(weight)
-        if groups != 1 and (not self.grouped or kernel.shape[1] == 1):
+        least = self.least_channels
+        if groups != 1 and (least is None or kernel.shape[1] < least):
             return None
         if len(kernel.shape) != 4 or len(image.shape) != 4:
             return None

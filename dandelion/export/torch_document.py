@@ -188,7 +188,9 @@ def _portable(
     """Generate the kernels of the portable route, and give their constants."""
     _check_operators(graph)
     graph = Convolutions(rows_in_order(folded(graph))).rewritten()
-    rewritten, products = with_products(graph, computation, for_gpu=for_gpu)
+    rewritten, products = with_products(
+        graph, computation, for_gpu=for_gpu, least_channels=None if for_gpu else 1
+    )
     return tinygrad_binding.kernels_of(rewritten, for_gpu, products, show), rewritten.constants
 
 
