@@ -25,7 +25,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import msgspec
@@ -246,8 +246,12 @@ def _toolkit(folder: Path) -> str:
 _SYSTEM = tuple(Path(p) for p in ("/", "/usr", "/usr/lib", "/usr/lib64", "/usr/local", "/opt"))
 
 
-def _confine(job: Job, readable: Iterable[str]) -> None:
-    """Give up what a compiler does not need; parts that a machine does not have are left out."""
+def _confine(job: Job, readable: Collection[str]) -> None:
+    """Give up what a compiler does not need; parts that a machine does not have are left out.
+
+    Raises:
+        BackendUnavailable: without the rights of root, the compiler cannot be read.
+    """
     folder = Path(job.folder)
     lockdown.mount_memory(job.folder, FOLDER_BYTES, FOLDER_FILES)
     os.environ["TMPDIR"] = job.folder
@@ -256,8 +260,16 @@ def _confine(job: Job, readable: Iterable[str]) -> None:
     if was_root:
         with contextlib.suppress(OSError):
             os.chown(folder, lockdown.NOBODY, lockdown.NOBODY)
+        closed = lockdown.reveal(readable)
+        if closed:
+            raise BackendUnavailable(
+                job.backend, f"a compiler that others than root can reach: {closed}"
+            )
     lockdown.leave_namespaces(user=not was_root)
-    lockdown.drop_identity()
+    paths = tuple(readable)
+    hidden = not all(map(lockdown.is_public, paths))
+    abi = lockdown.restrict_files(paths, [folder])
+    lockdown.drop_identity(reads=bool(abi) and hidden)
     libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)  # changing the user has taken it back
     if os.getppid() != job.parent:
         raise ProcessLookupError("the process that asked for this has ended")
@@ -272,7 +284,6 @@ def _confine(job: Job, readable: Iterable[str]) -> None:
         lockdown.limit(limit, value)
     seconds = int(job.limit_s) + 1
     lockdown.limit(resource.RLIMIT_CPU, seconds, seconds + 1)  # SIGXCPU, unlike SIGKILL, says why
-    lockdown.restrict_files(readable, [folder])
     with contextlib.suppress(OSError, BackendUnavailable):
         seccomp.install(native(job.backend), policy(None))
 
@@ -288,7 +299,10 @@ def main() -> int:
             os.dup2(nowhere.fileno(), descriptor)
         compiler, readable = prepared(job)
         header()  # it is read from a file when it is first asked for
-        _confine(job, readable)
+        try:
+            _confine(job, readable)
+        except BackendUnavailable as error:
+            compiler = error
         output.write(msgspec.msgpack.encode(answer(job, compiler)))
     return 0
 

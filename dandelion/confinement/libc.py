@@ -92,13 +92,13 @@ def unshare(flags: int) -> None:
     _checked(int(_LIBC.unshare(flags)))
 
 
-def mount(target: str, kind: str, flags: int, options: str = "") -> None:
-    """Mount a file system that has no device, or change how one propagates.
+def mount(target: str, kind: str, flags: int, options: str = "", source: str = "none") -> None:
+    """Mount a file system that has no device, or another path; or change how one propagates.
 
     Raises:
         OSError: it is not allowed.
     """
-    words = (b"none", os.fsencode(target), kind.encode())
+    words = (os.fsencode(source), os.fsencode(target), kind.encode())
     _checked(int(_LIBC.mount(*words, flags, options.encode())))
 
 

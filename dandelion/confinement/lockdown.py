@@ -51,7 +51,7 @@ _CAP_DAC_READ_SEARCH = 1 << 2
 
 _NEW_USER, _NEW_UTS, _NEW_IPC, _NEW_NET = 0x10000000, 0x04000000, 0x08000000, 0x40000000
 _NEW_MOUNTS = 0x00020000
-_NO_SUID, _NO_DEVICES, _RECURSIVE, _PRIVATE = 1 << 1, 1 << 2, 1 << 14, 1 << 18
+_NO_SUID, _NO_DEVICES, _BIND, _RECURSIVE, _PRIVATE = 1 << 1, 1 << 2, 1 << 12, 1 << 14, 1 << 18
 
 
 def landlock_abi() -> int:
@@ -103,6 +103,19 @@ def restrict_files(
     return abi
 
 
+def is_public(path: str | Path) -> bool:
+    """Tell whether every user may reach and read a file or folder. True if there is none.
+
+    The home of root often is not, so what is installed there can be read by root alone.
+    """
+    try:
+        return bool(os.stat(path).st_mode & stat.S_IROTH) and all(
+            parent.stat().st_mode & stat.S_IXOTH for parent in Path(path).absolute().parents
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+
+
 def _file_rights(abi: int) -> int:
     if abi >= 5:
         return 16  # and device controls
@@ -152,6 +165,51 @@ def mount_memory(folder: str, size_bytes: int, files: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def reveal(paths: Iterable[str]) -> str:
+    """Let the user nobody reach files that root alone can, such as those in the home of root.
+
+    The first folder above them that others may not enter is covered by a file system in memory
+    that has these files only. Others do not see that: root calls it after `mount_memory` succeeded.
+
+    Returns:
+        The folder that could not be covered; empty if all can be reached now.
+    """
+    hidden: dict[Path, list[Path]] = {}
+    for path in map(Path, paths):
+        closed = _closed(path)
+        if closed is not None and path.exists():
+            hidden.setdefault(closed, []).append(path)
+    for closed, below in hidden.items():
+        held = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in below}
+        try:
+            libc.mount(str(closed), "tmpfs", _NO_SUID | _NO_DEVICES, "size=1m,mode=0755")
+            for path, descriptor in held.items():
+                path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                    path.mkdir(exist_ok=True)
+                else:
+                    path.touch()
+                source = f"/proc/self/fd/{descriptor}"
+                libc.mount(str(path), "none", _BIND | _RECURSIVE, source=source)
+        except OSError:
+            return str(closed)
+        finally:
+            for descriptor in held.values():
+                os.close(descriptor)
+    return ""
+
+
+def _closed(path: Path) -> Path | None:
+    """Return the first folder above a path that others may not enter; None if they can reach it."""
+    for parent in reversed(path.absolute().parents):
+        try:
+            if not parent.stat().st_mode & stat.S_IXOTH:
+                return parent
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+    return None
 
 
 def leave_namespaces(*, user: bool = True) -> str:
