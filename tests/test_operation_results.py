@@ -143,7 +143,7 @@ def test_convolutions(templates: Templates, kind: Any) -> None:
 pairs = st.tuples(st.integers(1, 4), st.integers(1, 4))
 
 
-@settings(max_examples=16, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     seeds, pairs, pairs, pairs, st.tuples(st.integers(0, 5), st.integers(0, 5)),
     st.tuples(st.integers(1, 40), st.integers(1, 40)), st.sampled_from([1, 2, 3]),
