@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from dandelion.blueprint import Access
 from dandelion.blueprint.operation_calls import ConvolutionCall, PartCall
-from dandelion.blueprint.operation_records import ElementType, ImageLayout
+from dandelion.blueprint.operation_records import Activation, ElementType, ImageLayout
 
 from .template_processor import begin_kernel, lanes_of, rows_of_item
 from .templates import (
@@ -101,7 +101,7 @@ def padding(call: ConvolutionCall, padded: Padded, target: str) -> TemplateLaunc
         "count": channels,
     }  # fmt: skip
     symbol = f"padded_{shape.kind}_{call.dtype.value}_{padded.phases[0]}_{padded.phases[1]}"
-    text = f"""{head(call.dtype, call.activation)}{shape.macros}{_macros(call, padded)}
+    text = f"""{head(call.dtype, Activation.NONE)}{shape.macros}{_macros(call, padded)}
 KERNEL void {symbol}(GLOBAL const ITEM *image_all, u64 image_at, GLOBAL ITEM *made_all,
     {", ".join(f"u64 {name}" for name in numbers)})
 {{
