@@ -73,12 +73,12 @@ OF_ENGINE = Allowance()
 class Polling:
     """What one thread has learned. A wait has one `begin`, any number of `again`, and one `ended`.
 
-    Args:
-        allowance: of the thread's process.
+    Attributes:
+        allowance: what it shares with other threads.
     """
 
     def __init__(self, allowance: Allowance) -> None:
-        self._allowance = allowance
+        self.allowance = allowance
         self._window_ns = 0
         self._began_ns = 0
         self._last_ns = 0
@@ -86,10 +86,10 @@ class Polling:
 
     def begin(self) -> bool:
         """Begin a wait. False if the thread should sleep now."""
-        if not self._allowance.limit_ns:
+        if not self.allowance.limit_ns:
             return False
         self._began_ns = self._last_ns = now_ns = time.monotonic_ns()
-        self._slept = not self._window_ns or not self._allowance.permits(now_ns)
+        self._slept = not self._window_ns or not self.allowance.permits(now_ns)
         return not self._slept
 
     def again(self) -> bool:
@@ -97,7 +97,7 @@ class Polling:
         os.sched_yield()
         now_ns = time.monotonic_ns()
         if now_ns - self._last_ns > _GAP_NS:
-            self._allowance.delayed(now_ns)
+            self.allowance.delayed(now_ns)
             self._slept = True
         elif now_ns - self._began_ns > self._window_ns:
             self._slept = True
@@ -113,7 +113,7 @@ class Polling:
         if not self._slept:
             return
         self._slept = False
-        limit_ns = self._allowance.limit_ns
+        limit_ns = self.allowance.limit_ns
         if time.monotonic_ns() - self._began_ns <= limit_ns:
             self._window_ns = min(max(2 * self._window_ns, _LEAST_NS), limit_ns)
         else:

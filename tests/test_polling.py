@@ -131,6 +131,22 @@ def test_own_work_between_two_looks_is_no_sign_of_others(clock: Clock) -> None:
     assert polling.begin(), "there is no pause"
 
 
+def test_it_pauses_while_there_is_work_for_all_processors(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    allowance = Allowance(LIMIT_US)
+    polling = Polling(allowance)
+    for _ in range(6):
+        wait(polling, clock, 400_000)
+    allowance.counted(2)
+    assert not wait(polling, clock, 400_000)[1], "one processor has nothing to do"
+    allowance.counted(3)
+    assert wait(polling, clock, 400_000) == (0, True)
+    clock.ns += 51 * MS
+    assert not wait(polling, clock, 400_000)[1]
+
+
 def pair() -> tuple[socket.socket, Channel[Request]]:
     ours, theirs = socket.socketpair()
     return ours, request_channel(theirs)

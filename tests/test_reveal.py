@@ -22,7 +22,7 @@ memory, *wanted = sys.argv[1:]
 if not lockdown.mount_memory(memory, 1 << 20, 100):
     print("not permitted")
     sys.exit()
-print(lockdown.reveal(wanted) or "all")
+print(lockdown.reveal(wanted, mounts=True) or "all")
 lockdown.drop_identity()
 for path in (*wanted, str(Path(wanted[0]).parent / "other")):
     try:
@@ -72,16 +72,21 @@ def test_nobody_reaches_what_is_revealed_and_nothing_else(home: Path) -> None:
 
 def test_what_everybody_reaches_stays_as_it_is(home: Path) -> None:
     home.chmod(0o755)
-    assert lockdown.reveal([str(home / "inner" / "library")]) == ""
+    assert lockdown.reveal([str(home / "inner" / "library")], mounts=False) == ""
     found = printed(home, home / "inner" / "file")
     assert found == ["all", "a file", "not wanted"]
 
 
-def test_without_a_mount_namespace_the_folder_is_named(
+def test_without_mounts_of_its_own_nothing_is_covered(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tried = []
+
     def refused(*given: object, **more: object) -> None:
+        tried.append(given)
         raise PermissionError
 
     monkeypatch.setattr("dandelion.confinement.libc.mount", refused)
-    assert lockdown.reveal([str(home / "inner" / "file")]) == str(home)
+    assert lockdown.reveal([str(home / "inner" / "file")], mounts=False) == str(home)
+    assert not tried, "others would see it"
+    assert lockdown.reveal([str(home / "inner" / "file")], mounts=True) == str(home)

@@ -253,23 +253,18 @@ def _confine(job: Job, readable: Collection[str]) -> None:
         BackendUnavailable: without the rights of root, the compiler cannot be read.
     """
     folder = Path(job.folder)
-    lockdown.mount_memory(job.folder, FOLDER_BYTES, FOLDER_FILES)
+    in_memory = lockdown.mount_memory(job.folder, FOLDER_BYTES, FOLDER_FILES)
     os.environ["TMPDIR"] = job.folder
     os.chdir(folder)
     was_root = os.geteuid() == 0
     if was_root:
         with contextlib.suppress(OSError):
             os.chown(folder, lockdown.NOBODY, lockdown.NOBODY)
-        closed = lockdown.reveal(readable)
+        closed = lockdown.reveal(readable, mounts=in_memory)
         if closed:
-            raise BackendUnavailable(
-                job.backend, f"a compiler that others than root can reach: {closed}"
-            )
+            raise BackendUnavailable(job.backend, f"others than root cannot enter {closed}")
     lockdown.leave_namespaces(user=not was_root)
-    paths = tuple(readable)
-    hidden = not all(map(lockdown.is_public, paths))
-    abi = lockdown.restrict_files(paths, [folder])
-    lockdown.drop_identity(reads=bool(abi) and hidden)
+    lockdown.drop_identity()
     libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)  # changing the user has taken it back
     if os.getppid() != job.parent:
         raise ProcessLookupError("the process that asked for this has ended")
@@ -284,6 +279,7 @@ def _confine(job: Job, readable: Collection[str]) -> None:
         lockdown.limit(limit, value)
     seconds = int(job.limit_s) + 1
     lockdown.limit(resource.RLIMIT_CPU, seconds, seconds + 1)  # SIGXCPU, unlike SIGKILL, says why
+    lockdown.restrict_files(readable, [folder])
     with contextlib.suppress(OSError, BackendUnavailable):
         seccomp.install(native(job.backend), policy(None))
 

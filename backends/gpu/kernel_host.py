@@ -153,7 +153,7 @@ def give_up_rights(loaded: Loaded, settings: HostSettings) -> dict[str, str]:
     was_root = os.geteuid() == 0
     if was_root:
         own(folder)
-        closed = lockdown.reveal(loaded.readable)
+        closed = lockdown.reveal(loaded.readable, mounts=in_memory)
         if closed:
             raise BackendUnavailable(
                 settings.backend,
@@ -161,18 +161,8 @@ def give_up_rights(loaded: Loaded, settings: HostSettings) -> dict[str, str]:
                 f"install Dandelion elsewhere, or let others enter: chmod o+x {closed}",
             )
     facts["namespaces"] = lockdown.leave_namespaces(user=not was_root)
-    really_root = is_really_root()
-    hidden = not all(map(lockdown.is_public, loaded.readable))
-    abi = lockdown.restrict_files(loaded.readable, [folder])
-    if abi < _LEAST_LANDLOCK:
-        raise BackendUnavailable(
-            settings.backend,
-            f"Landlock {_LEAST_LANDLOCK} (this kernel has {abi or 'none'})",
-            f"use Linux 5.19 or newer with Landlock, or set {settings.backend}.unconfined=true",
-        )
-    facts["landlock"] = f"ABI {abi}; readable: the compiler's files; writable: a folder {where}"
-    facts["user"] = lockdown.drop_identity(reads=hidden)
-    if os.geteuid() == 0 and really_root:
+    facts["user"] = lockdown.drop_identity()
+    if os.geteuid() == 0 and is_really_root():
         raise BackendUnavailable(
             settings.backend,
             "the process of kernels cannot leave the user root",
@@ -185,6 +175,14 @@ def give_up_rights(loaded: Loaded, settings: HostSettings) -> dict[str, str]:
     lockdown.limit_resources()
     lockdown.limit(resource.RLIMIT_FSIZE, FILE_BYTES)
     lockdown.limit(resource.RLIMIT_NOFILE, _DESCRIPTORS)
+    abi = lockdown.restrict_files(loaded.readable, [folder])
+    if abi < _LEAST_LANDLOCK:
+        raise BackendUnavailable(
+            settings.backend,
+            f"Landlock {_LEAST_LANDLOCK} (this kernel has {abi or 'none'})",
+            f"use Linux 5.19 or newer with Landlock, or set {settings.backend}.unconfined=true",
+        )
+    facts["landlock"] = f"ABI {abi}; readable: the compiler's files; writable: a folder {where}"
     return facts
 
 

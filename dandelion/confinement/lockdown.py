@@ -103,19 +103,6 @@ def restrict_files(
     return abi
 
 
-def is_public(path: str | Path) -> bool:
-    """Tell whether every user may reach and read a file or folder. True if there is none.
-
-    The home of root often is not, so what is installed there can be read by root alone.
-    """
-    try:
-        return bool(os.stat(path).st_mode & stat.S_IROTH) and all(
-            parent.stat().st_mode & stat.S_IXOTH for parent in Path(path).absolute().parents
-        )
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-
-
 def _file_rights(abi: int) -> int:
     if abi >= 5:
         return 16  # and device controls
@@ -167,14 +154,19 @@ def mount_memory(folder: str, size_bytes: int, files: int) -> bool:
     return True
 
 
-def reveal(paths: Iterable[str]) -> str:
-    """Let the user nobody reach files that root alone can, such as those in the home of root.
+def reveal(paths: Iterable[str], *, mounts: bool) -> str:
+    """Make files reachable for the user nobody that only root can reach, as in the home of root.
 
     The first folder above them that others may not enter is covered by a file system in memory
-    that has these files only. Others do not see that: root calls it after `mount_memory` succeeded.
+    that has these files only.
+
+    Args:
+        paths: of files and folders.
+        mounts: `mount_memory` succeeded, so mounts of this process are its own. Otherwise nothing
+            is covered.
 
     Returns:
-        The folder that could not be covered; empty if all can be reached now.
+        A folder that others still cannot enter; empty if all paths can be reached now.
     """
     hidden: dict[Path, list[Path]] = {}
     for path in map(Path, paths):
@@ -182,6 +174,8 @@ def reveal(paths: Iterable[str]) -> str:
         if closed is not None and path.exists():
             hidden.setdefault(closed, []).append(path)
     for closed, below in hidden.items():
+        if not mounts:
+            return str(closed)
         held = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in below}
         try:
             libc.mount(str(closed), "tmpfs", _NO_SUID | _NO_DEVICES, "size=1m,mode=0755")

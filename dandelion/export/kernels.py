@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from dandelion.blueprint import Access
 from dandelion.export.product_records import Product
 from dandelion.export.torch_graph import TensorType
+
+Dimensions: TypeAlias = tuple[int, int, int]
+
+_MOST_ITEMS = 256
+"""Of a block on a processor."""
+_LEAST_BLOCKS = 16
+"""So that there is work for all cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +48,8 @@ class KernelLaunch:
 
     kernel: str
     buffers: tuple[str, ...]
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
+    grid: Dimensions
+    block: Dimensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +84,11 @@ class Kernels:
     buffers: Mapping[str, int]
     inputs: Mapping[str, TensorType]
     outputs: Mapping[str, TensorType]
+
+
+def in_blocks(items: Dimensions) -> tuple[Dimensions, Dimensions]:
+    """Join work items to blocks, which a processor computes with vectors; gives grid and block."""
+    x, y, z = items
+    most = min(_MOST_ITEMS, x * y * z // _LEAST_BLOCKS)
+    width = next((size for size in range(most, 1, -1) if x % size == 0), 1)
+    return (x // width, y, z), (width, 1, 1)

@@ -13,13 +13,20 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from dandelion.blueprint import Access
 from dandelion.errors import InvalidFunction, Problem
 from dandelion.export import dialect
 from dandelion.export.aten import RULES, NotSupported, Rule, Step, Tensor
-from dandelion.export.kernels import KernelLaunch, Kernels, KernelSource, OperationLaunch
+from dandelion.export.kernels import (
+    Dimensions,
+    KernelLaunch,
+    Kernels,
+    KernelSource,
+    OperationLaunch,
+    in_blocks,
+)
 from dandelion.export.launch_order import in_order
 from dandelion.export.product_records import Product
 from dandelion.export.stored_values import stored
@@ -52,12 +59,6 @@ _CONTEXT = {
     "TRANSCENDENTAL": 1,
 }
 _HALVES = ("float16", "bfloat16")
-_MOST_ITEMS = 256
-"""Of a block on a processor."""
-_LEAST_BLOCKS = 16
-"""So that there is work for all cores."""
-
-Dimensions: TypeAlias = tuple[int, int, int]
 
 
 def kernels_of(
@@ -362,7 +363,7 @@ class _Reader:
         kernel = self.source(text, access, offset)
         grid, block = _three(info.global_size), _three(info.local_size or (1, 1, 1))
         if block == (1, 1, 1) and "GROUP_ID" not in text:
-            grid, block = _in_blocks(grid)
+            grid, block = in_blocks(grid)
         launch = KernelLaunch(kernel, buffers, grid, block)
         ways = zip(buffers, access, strict=True)
         self.written.append({name for name, way in ways if way is not Access.READ})
@@ -387,14 +388,6 @@ class _Reader:
             whole = dialect.finished(text, name, access, offset)
             self.sources[key] = KernelSource(name, whole, access, offset)
         return self.sources[key].name
-
-
-def _in_blocks(items: Dimensions) -> tuple[Dimensions, Dimensions]:
-    """Join work items to blocks, which a processor computes with vectors; gives grid and block."""
-    x, y, z = items
-    most = min(_MOST_ITEMS, x * y * z // _LEAST_BLOCKS)
-    width = next((size for size in range(most, 1, -1) if x % size == 0), 1)
-    return (x // width, y, z), (width, 1, 1)
 
 
 def _three(sizes: Sequence[Any]) -> Dimensions:

@@ -93,8 +93,7 @@ class Runtime:
         self._observer = observer
         self._carrier = ActionCarrier(scheduler, self.executors, jobs, observer, ended)
         self._meanwhile = meanwhile
-        self._allowance = Allowance(spin_us)
-        self._polling = Polling(self._allowance)
+        self._polling = Polling(Allowance(spin_us))
         self._polls = False
         self._events: deque[Callable[[], None]] = deque()  # answers of executors; they come first
         self._working = False
@@ -163,7 +162,7 @@ class Runtime:
     @property
     def _is_crowded(self) -> bool:
         """Whether engines work on so much that a loop that polls would be in their way."""
-        return len(self.scheduler.invocations) > self._allowance.most
+        return len(self.scheduler.invocations) > self._polling.allowance.most
 
     def _look(self) -> None:
         """Look for answers without sleeping, in turns with everything else on the loop."""

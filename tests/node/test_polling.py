@@ -36,6 +36,20 @@ def test_a_loop_does_not_poll_for_ever() -> None:
         wait_until(lambda: not node._runtime._polls)
 
 
+def test_a_loop_does_not_poll_while_much_is_under_way() -> None:
+    with Node(polling_settings(1000)) as node:
+        runtime = node._runtime
+
+        def polls(most: int) -> bool:
+            runtime._polling = taught(200_000)
+            runtime._polling.allowance.most = most
+            node.set_tenant("other", TenantSettings(weight=2))
+            return runtime._polls
+
+        assert not any(polls(-1) for _ in range(20))
+        wait_until(lambda: polls(1))  # once no other process delays it
+
+
 @pytest.mark.parametrize(
     ("cores", "expected"), [(1, (0, 0)), (2, (1000, 1000)), (64, (1000, 1000))]
 )
