@@ -11,6 +11,7 @@ from dandelion.errors import (
 )
 
 from .gpu import pocl
+from .gpu.compiling_checker import CompilingChecker
 from .gpu.confined import DEFAULT_PROCESSES, ConfinedEngine
 from .gpu.device import Device
 from .gpu.driver import GpuDriver
@@ -18,6 +19,7 @@ from .gpu.factory import GpuFactory
 from .gpu.host_runtime import HostRuntime
 from .gpu.opencl_device import OpenClDevice
 from .gpu.options import GpuOptions
+from .gpu.pocl_compiler import PoclCompiler
 from .gpu.pocl_runtime import PoclRuntime
 
 
@@ -50,7 +52,9 @@ def enforcement() -> dict[str, str]:
 class OpenClDriver(GpuDriver):
     """OpenCL devices. Further settings: ``threads``, how many threads PoCL uses; ``processes``, how
     many functions have a process at a time where kernels run on the host; ``unconfined``, to run
-    them in the engine's process instead, which is for code that one trusts."""
+    them in the engine's process instead, which is for code that one trusts; ``cache``, the folder
+    that keeps which sources compile on the host, ``off`` for none, by default a folder of the
+    user's cache."""
 
     name: ClassVar[str] = "opencl"
     settings: ClassVar[Mapping[str, str]] = {
@@ -58,10 +62,12 @@ class OpenClDriver(GpuDriver):
         "threads": "0",
         "processes": str(DEFAULT_PROCESSES),
         "unconfined": "false",
+        "cache": "",
     }
 
     def __init__(self) -> None:
         super().__init__()
+        self._checker = CompilingChecker(self.options, OpenClDevice, PoclCompiler())
         self._factory = OpenClFactory(self.options)
 
     def factory(self) -> OpenClFactory:

@@ -1,7 +1,8 @@
 """What holds for all tests.
 
-They never write to the user's data folder: nodes of all tests keep their catalogue in memory. A
-test of the durable catalogue names its folder.
+They never write to the user's folders: nodes of all tests keep their catalogue in memory, and all
+tests of a run share one folder for caches, which is removed at its end. A test of the durable
+catalogue names its folder.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import shutil
+import tempfile
 from types import SimpleNamespace
 
 import pytest
@@ -17,13 +20,17 @@ from dandelion import extension_modules
 from dandelion.frontend import collector
 
 
-def pytest_configure() -> None:
-    """Refuse extension modules of older sources; set the catalogue of programs that tests start."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse extension modules of older sources; set the folders of programs that tests start."""
     outdated = extension_modules.outdated()
     if outdated:
         names = ", ".join(path.name for path in outdated)
         raise pytest.UsageError(f"older than their sources: {names}; {extension_modules.REMEDY}")
     os.environ["DANDELION_CATALOG"] = "memory:"
+    if not hasattr(config, "workerinput"):  # workers inherit it
+        caches = tempfile.mkdtemp(prefix="dandelion-tests-")
+        os.environ["XDG_CACHE_HOME"] = caches
+        config.add_cleanup(lambda: shutil.rmtree(caches, ignore_errors=True))
 
 
 def pytest_collection_finish() -> None:

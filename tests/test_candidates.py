@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from dandelion.backends.cuda import CudaDevice
 from dandelion.backends.gpu import candidates
-from dandelion.backends.gpu.compiling import CodeCache
-from dandelion.backends.gpu.cudalike_driver import CudaLikeChecker
+from dandelion.backends.gpu.compiling import CodeCache, RuntimeCompiler
+from dandelion.backends.gpu.compiling_checker import CompilingChecker
 from dandelion.backends.gpu.device import Handle, Variables
 from dandelion.backends.gpu.host import HostDevice, Memory
 from dandelion.backends.gpu.measurements import Measurements
@@ -552,7 +552,8 @@ def test_kernels_that_may_be_missing_on_a_device() -> None:
 
 def test_a_binary_for_other_devices_can_be_registered() -> None:
     """As one of several alternatives, but not as the only one."""
-    checker = CudaLikeChecker(GpuOptions("cuda", {"cache": "off"}), CudaDevice)
+    options, compiler = GpuOptions("cuda", {"cache": "off"}), RuntimeCompiler(CudaDevice.compiler())
+    checker = CompilingChecker(options, CudaDevice, compiler)
     for names, is_refused in ((("slow", "other"), False), (("other",), True)):
         b = bp.Blueprint(
             inputs=["x"], outputs=["y"],

@@ -29,7 +29,7 @@ from dandelion.backends.gpu.compile_process import (
     compile_apart,
     prepared,
 )
-from dandelion.backends.gpu.compiling import LOG_BYTES
+from dandelion.backends.gpu.compiling import LOG_BYTES, RuntimeCompiler
 from dandelion.backends.gpu.cudalike_driver import CudaLikeDriver
 from dandelion.backends.gpu.source import CodeFormat, LoadedCode
 from dandelion.backends.hip import HipDriver
@@ -317,7 +317,7 @@ def test_a_compiler_that_uses_up_its_cpu_time_is_ended_by_the_signal_that_says_s
     text = (
         "import os, sys\n"
         "from dandelion.backends.gpu.compile_process import Job, _confine\n"
-        "_confine(Job(os.getppid(), sys.argv[1], 'cuda', 'sm_90', (), 0), [])\n"
+        "_confine(Job(os.getppid(), sys.argv[1], 'cuda', 'sm_90', (), 0), [], str)\n"
         "while True: pass"
     )
     _open_to_all(tmp_path)
@@ -413,9 +413,9 @@ def test_what_a_compiler_raises_is_typed(
     def fail(*arguments: object) -> bytes:
         raise raised
 
-    monkeypatch.setattr(compile_process, "compiled", fail)
+    monkeypatch.setattr(RuntimeCompiler, "compile", fail)
     job = Job(os.getpid(), "", "cuda", "sm_90", (Source("k", "cuda-c", GOOD, "d"),), 1.0)
-    told = answer(job, CudaDriver.device_class.compiler())
+    told = answer(job, RuntimeCompiler(CudaDriver.device_class.compiler()))
     assert isinstance(told, Answer)
     assert told.error is not None
     assert type(from_record(told.error)) is wanted
@@ -425,7 +425,7 @@ _CONFINED = """
 import errno, os, resource as r, socket, sys, threading
 from dandelion.backends.gpu import compile_process as c
 folder, kept = sys.argv[1:]
-c._confine(c.Job(os.getppid(), folder, "cuda", "sm_90", (), 7.5), [kept])
+c._confine(c.Job(os.getppid(), folder, "cuda", "sm_90", (), 7.5), [kept], lambda folder: None)
 
 def told(what):
     try:

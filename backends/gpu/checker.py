@@ -11,11 +11,11 @@ from dandelion.errors import InvalidBlueprint
 from dandelion.function import Function
 
 from .batch_limits import batch_problems
-from .calls import Compiler
 from .launch_sizes import misfits
 from .program import make_program
 from .source import sources
 from .source_check import checked_source
+from .source_compiler import SourceCompiler
 
 
 class GpuChecker(Checker):
@@ -31,7 +31,7 @@ class GpuChecker(Checker):
             raise InvalidBlueprint(problems)
         return config.paths
 
-    def compiler(self) -> Compiler | None:
+    def compiler(self) -> SourceCompiler | None:
         """Give the compiler of sources that works without a device, if there is one."""
         return None
 

@@ -25,7 +25,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import msgspec
@@ -46,12 +46,11 @@ from dandelion.errors import (
 from dandelion.function import Digest
 from dandelion.search_path import environment
 
-from .calls import Compiler
 from .checker import GpuChecker
-from .compiling import compiled, loaded
-from .host_folder import HostFolders
+from .host_folder import HostFolders, give_to_nobody
 from .host_policy import policy
 from .source import LoadedCode, header
+from .source_compiler import SourceCompiler
 
 LIMIT_S = 30.0
 MEMORY_BYTES = 4 << 30
@@ -190,7 +189,7 @@ def _death(job: Job, code: int) -> DandelionError:
 # --- the process --------------------------------------------------------------------------------
 
 
-def answer(job: Job, compiler: Compiler | BackendUnavailable) -> Answer:
+def answer(job: Job, compiler: SourceCompiler | BackendUnavailable) -> Answer:
     """Compile the sources of a job, up to the first that cannot be."""
     done: list[bytes] = []
     try:
@@ -198,7 +197,7 @@ def answer(job: Job, compiler: Compiler | BackendUnavailable) -> Answer:
             raise compiler
         for source in job.sources:
             code = LoadedCode(source.name, source.format, source.data, Digest(source.digest))
-            done.append(compiled(compiler, code, job.arch, None))
+            done.append(compiler.compile(code, job.arch))
     except MemoryError:
         message = f"compiling took more than {MEMORY_BYTES >> 30} GiB"
         problem = Problem("compile", message, job.sources[len(done)].name)
@@ -211,7 +210,7 @@ def answer(job: Job, compiler: Compiler | BackendUnavailable) -> Answer:
     return Answer(tuple(done))
 
 
-def prepared(job: Job) -> tuple[Compiler | BackendUnavailable, set[str]]:
+def prepared(job: Job) -> tuple[SourceCompiler | BackendUnavailable, set[str]]:
     """Load the compiler of a job; gives what must stay readable for it to work."""
     before = _libraries()
     try:
@@ -220,12 +219,10 @@ def prepared(job: Job) -> tuple[Compiler | BackendUnavailable, set[str]]:
         compiler = checker.compiler() if isinstance(checker, GpuChecker) else None
         if compiler is None:
             raise BackendUnavailable(job.backend, "a compiler")
-        loaded(compiler)
-        words = [os.fsdecode(word) for word in compiler.headers()]
+        found = set(compiler.load())
     except BackendUnavailable as error:
         return error, set()
-    found = {_toolkit(path.parent) for path in _libraries() - before}
-    found |= {os.path.realpath(word[2:]) for word in words if word.startswith("-I")}
+    found |= {_toolkit(path.parent) for path in _libraries() - before}
     return compiler, found | {"/etc/ld.so.cache", "/dev/null", "/dev/urandom"}
 
 
@@ -246,8 +243,13 @@ def _toolkit(folder: Path) -> str:
 _SYSTEM = tuple(Path(p) for p in ("/", "/usr", "/usr/lib", "/usr/lib64", "/usr/local", "/opt"))
 
 
-def _confine(job: Job, readable: Collection[str]) -> None:
+def _confine(job: Job, readable: Collection[str], furnish: Callable[[Path], object]) -> None:
     """Give up what a compiler does not need; parts that a machine does not have are left out.
+
+    Args:
+        job: has the folder that the compiler may write to.
+        readable: files and folders that stay readable.
+        furnish: puts what the compiler looks for into the folder.
 
     Raises:
         BackendUnavailable: without the rights of root, the compiler cannot be read.
@@ -255,11 +257,12 @@ def _confine(job: Job, readable: Collection[str]) -> None:
     folder = Path(job.folder)
     in_memory = lockdown.mount_memory(job.folder, FOLDER_BYTES, FOLDER_FILES)
     os.environ["TMPDIR"] = job.folder
+    furnish(folder)
     os.chdir(folder)
     was_root = os.geteuid() == 0
     if was_root:
         with contextlib.suppress(OSError):
-            os.chown(folder, lockdown.NOBODY, lockdown.NOBODY)
+            give_to_nobody(folder)
         closed = lockdown.reveal(readable, mounts=in_memory)
         if closed:
             raise BackendUnavailable(job.backend, f"others than root cannot enter {closed}")
@@ -296,7 +299,8 @@ def main() -> int:
         compiler, readable = prepared(job)
         header()  # it is read from a file when it is first asked for
         try:
-            _confine(job, readable)
+            if isinstance(compiler, SourceCompiler):
+                _confine(job, readable, compiler.furnish)
         except BackendUnavailable as error:
             compiler = error
         output.write(msgspec.msgpack.encode(answer(job, compiler)))

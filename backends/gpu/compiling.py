@@ -15,14 +15,16 @@ import contextlib
 import hashlib
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from dandelion.errors import BackendUnavailable, DeviceFault, InvalidFunction, Problem
 
 from .calls import Compiler
 from .source import CodeFormat, LoadedCode
 from .source_check import checked_source
+from .source_compiler import SourceCompiler
 
 _MAGIC = b"dandelion code 1\n"
 _DIGEST_BYTES = 32
@@ -97,6 +99,30 @@ def default_folder() -> Path | None:
             return None
         base = os.path.join(home, ".cache")
     return Path(base) / "dandelion" / "code"
+
+
+class RuntimeCompiler(SourceCompiler):
+    """The vendor's compiler, in the compile process.
+
+    Args:
+        table: its functions.
+    """
+
+    formats: ClassVar[frozenset[str]] = SOURCES
+
+    def __init__(self, table: Compiler) -> None:
+        self._table = table
+
+    def key(self, code: LoadedCode, arch: str) -> str:
+        return key_of(self._table, code, arch)
+
+    def load(self) -> Iterable[str]:
+        loaded(self._table)
+        words = [os.fsdecode(word) for word in self._table.headers()]
+        return [os.path.realpath(word[2:]) for word in words if word.startswith("-I")]
+
+    def compile(self, code: LoadedCode, arch: str) -> bytes:
+        return compiled(self._table, code, arch, None)
 
 
 def key_of(compiler: Compiler, code: LoadedCode, arch: str) -> str:

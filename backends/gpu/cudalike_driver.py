@@ -3,76 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
-from dandelion.blueprint.uses import optional_kernels
 from dandelion.driver import Resource
-from dandelion.errors import BackendUnavailable, InvalidBlueprint
-from dandelion.function import Function
+from dandelion.errors import BackendUnavailable
 
-from .calls import Calls, Compiler
-from .checker import GpuChecker
-from .compile_process import LIMIT_S, compile_apart
-from .compiling import SOURCES, CodeCache, default_folder, key_of
+from .calls import Calls
+from .compiling import RuntimeCompiler
+from .compiling_checker import CompilingChecker, code_cache
 from .cudalike import CudaLikeDevice
 from .driver import GpuDriver
 from .factory import GpuFactory
 from .options import GpuOptions
-from .program import make_program
-from .source import LoadedCode, choose
-from .source_check import checked_source
-
-
-class CudaLikeChecker(GpuChecker):
-    """Also compiles sources ahead, into the cache of compiled code."""
-
-    def __init__(self, options: GpuOptions, device_class: type[CudaLikeDevice]) -> None:
-        self._options = options
-        self._device_class = device_class
-
-    def prepare(self, function: Function, archs: tuple[str, ...]) -> None:
-        """Compile what the cache does not have; see `Checker.prepare`."""
-        chosen = self._chosen(function, archs)
-        cache = code_cache(self._options)
-        if cache is None:
-            return
-        missing: dict[str, LoadedCode] = {}
-        for code in chosen:
-            if code.format in SOURCES:
-                checked_source(code)
-                key = key_of(self.compiler(), code, archs[0])
-                if cache.get(key) is None:
-                    missing[key] = code
-        if missing:
-            backend = self._options.backend
-            binaries = compile_apart(backend, archs[0], missing.values(), LIMIT_S)
-            for key, binary in zip(missing, binaries, strict=False):
-                cache.put(key, binary)
-
-    def _chosen(self, function: Function, archs: tuple[str, ...]) -> list[LoadedCode]:
-        """Choose the code of all modules that a function's kernels come from.
-
-        A module whose kernels only alternatives of candidates launch may have none for the device.
-        """
-        config = make_program(function).config
-        used = {kernel.module for kernel in config.kernels}
-        optional = optional_kernels(config)
-        needed = {kernel.module for kernel in config.kernels if kernel.name not in optional}
-        backend, formats = self._device_class.backend, self._device_class.formats
-        found = []
-        for module in config.modules:
-            if module.name not in used:
-                continue
-            try:
-                found.append(choose(module, function.files, backend, formats, archs))
-            except InvalidBlueprint:
-                if module.name in needed:
-                    raise
-        return found
-
-    def compiler(self) -> Compiler:
-        return self._device_class.compiler()
 
 
 class CudaLikeFactory(GpuFactory):
@@ -146,17 +88,10 @@ class CudaLikeDriver(GpuDriver):
 
     def __init__(self) -> None:
         super().__init__()
-        self._checker = CudaLikeChecker(self.options, self.device_class)
+        self._checker = CompilingChecker(
+            self.options, self.device_class, RuntimeCompiler(self.device_class.compiler())
+        )
         self._factory = CudaLikeFactory(self.options, self.device_class, self.trusts_protection)
 
     def factory(self) -> CudaLikeFactory:
         return self._factory
-
-
-def code_cache(options: GpuOptions) -> CodeCache | None:
-    """Give the cache of compiled code, if there is to be one."""
-    setting = options.text("cache")
-    if setting == "off":
-        return None
-    folder = Path(setting) if setting else default_folder()
-    return None if folder is None else CodeCache(folder)

@@ -15,6 +15,8 @@ import stat
 import tempfile
 from pathlib import Path
 
+from dandelion.confinement import lockdown
+
 _PREFIX = "dandelion-kernels-"
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -48,6 +50,12 @@ class HostFolders:
             shutil.rmtree(self._folder, ignore_errors=True)
             os.close(self._lock)
             self._lock = -1
+
+
+def give_to_nobody(folder: Path) -> None:
+    """Make `nobody`, as which a confined process goes on, the owner of a folder and all in it."""
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, lockdown.NOBODY, lockdown.NOBODY)
 
 
 def sweep() -> None:

@@ -40,6 +40,7 @@ from dandelion.function import CodeObject, Function, FunctionSpec, digest_of
 from dandelion.memory import ArenaMap, HeapDomain
 
 from .driver import GpuDriver
+from .host_folder import give_to_nobody
 from .host_messages import Confined, HostSettings, TemplateSettings
 from .host_policy import policy
 from .host_runtime import HostRuntime
@@ -152,7 +153,7 @@ def give_up_rights(loaded: Loaded, settings: HostSettings) -> dict[str, str]:
     os.chdir(folder)
     was_root = os.geteuid() == 0
     if was_root:
-        own(folder)
+        give_to_nobody(folder)
         closed = lockdown.reveal(loaded.readable, mounts=in_memory)
         if closed:
             raise BackendUnavailable(
@@ -184,12 +185,6 @@ def give_up_rights(loaded: Loaded, settings: HostSettings) -> dict[str, str]:
         )
     facts["landlock"] = f"ABI {abi}; readable: the compiler's files; writable: a folder {where}"
     return facts
-
-
-def own(folder: Path) -> None:
-    """Make the user `nobody`, as which this process goes on, the owner of a folder."""
-    for path in (folder, *folder.rglob("*")):
-        os.chown(path, lockdown.NOBODY, lockdown.NOBODY)
 
 
 def is_really_root() -> bool:

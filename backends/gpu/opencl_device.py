@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import linecache
+import platform
 import re
 import warnings
 from collections.abc import Iterable, Iterator
@@ -154,6 +155,7 @@ class OpenClDevice(Device):
             compute_units=device.max_compute_units,
             block_threads=device.max_work_group_size,
             shared_bytes=device.local_mem_size,
+            archs=(platform.machine(),) if self.abilities.host_execution else (),
             details={"version": device.version, "memory": "SVM" if self._shared else "buffer"},
         )
 

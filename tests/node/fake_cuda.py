@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from dandelion.backends.gpu import cudalike_driver
+from dandelion.backends.gpu import compiling_checker
 
 from dandelion.node import Node, Settings
 from tests.fake_driver import build
@@ -38,7 +38,7 @@ def cuda_node(
     for name, value in build.environment(libraries).items():
         patch.setenv(name, value)
     # The fixture's compiler needs what the compile process gives up; engines compile themselves.
-    patch.setattr(cudalike_driver, "compile_apart", lambda *_: ())
+    patch.setattr(compiling_checker, "compile_apart", lambda *_: ())
     own = {"standby": "false", "pool_bytes": "8M", "cache": str(cache), **options}
     settings = Settings(backends=("cuda",), options={"cuda": own}, arena_bytes=128 * MIB)
     with Node(settings) as made:
