@@ -39,6 +39,11 @@ class Samples(msgspec.Struct):
         """Make samples of microseconds; negative ones, which clocks may give, become zero."""
         return cls([max(0, round(value * 1e3)) for value in values_us])
 
+    def of_each(self, one: Samples, more: int) -> Samples:
+        """Give the time of one of `more` actions that these calls had beyond those of `one`."""
+        base_us = one.median
+        return Samples.of_us((value - base_us) / more for value in self.sorted_us())
+
     @property
     def count(self) -> int:
         """How many there are."""

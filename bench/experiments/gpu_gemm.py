@@ -7,8 +7,6 @@ call, its copies and the filling. The same is done with torch.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -162,11 +160,5 @@ def _timed(
     found: dict[str, Samples] = {}
     for what in (names.SEQUENTIAL, TORCH):
         if f"{what}/{MANY}" in calls:
-            found[what] = _each(calls[f"{what}/1"], calls[f"{what}/{MANY}"])
+            found[what] = calls[f"{what}/{MANY}"].of_each(calls[f"{what}/1"], MANY - 1)
     return found, reason
-
-
-def _each(one: Samples, many: Samples) -> Samples:
-    """The time of one product, from calls with one and with many."""
-    base: Any = one.median
-    return Samples.of_us((value - base) / (MANY - 1) for value in many.sorted_us())

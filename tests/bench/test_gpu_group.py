@@ -21,6 +21,7 @@ from dandelion.bench.experiments import (
     gpu_memory,
     gpu_positions,
     gpu_sharing,
+    gpu_triton,
     kernel_hosts,
     polling,
 )
@@ -63,6 +64,12 @@ def test_products_are_timed_in_each_precision() -> None:
         assert {row.system for row in panel.rows} == {names.SEQUENTIAL}
     assert len(found.skips) == len(gpu_gemm.PRECISIONS), "torch has no CUDA here"
     assert not found.budgets
+
+
+def test_triton_is_left_out_where_it_cannot_work() -> None:
+    found = gpu_triton.launches(QUICK)
+    assert not found.panels
+    assert [skip.what for skip in found.skips] == [gpu_triton.TRITON]
 
 
 def test_a_chain_of_functions_is_timed_beside_one_function() -> None:
