@@ -161,6 +161,8 @@ class Item(msgspec.Struct, frozen=True, gc=False):  # no cycles, so no garbage c
             array = self.numpy()
             return array[()] if array.ndim == 0 else array
         kind = form.removesuffix("[]")
+        if kind == "json" and self.size_bytes <= 4 and (name := self.bytes()) in _NOT_IN_JSON:
+            return float(name)
         return self.json() if kind == "json" else self.text() if kind == "text" else self.bytes()
 
     def _repr_html_(self) -> str:
@@ -185,6 +187,10 @@ class Item(msgspec.Struct, frozen=True, gc=False):  # no cycles, so no garbage c
         array = np.frombuffer(self.data, dtype=element).reshape(shape)
         array.flags.writeable = False
         return array
+
+
+_NOT_IN_JSON = frozenset({b"nan", b"inf", b"-inf"})
+"""What functions that return a float may return, and JSON has no numbers for."""
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -232,6 +232,8 @@ def _item(where: str, name: str, key: int, value: Value, spec: SetSpec | None) -
     if isinstance(value, bool | int | float | Sequence) and spec is not None and spec.dtype:
         try:
             array = arrays.of_numbers(where, value, arrays.declared_dtype(spec.dtype))
+            if array.ndim > 1 and array.size:  # one list of numbers takes the declared shape
+                return _array(where, name, key, array, spec)
             return Item(name, key, arrays.bytes_of(array))
         except (TypeError, ValueError) as error:
             message = f"item '{name}' is not a {spec.dtype} array: {error}"

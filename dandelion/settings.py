@@ -19,6 +19,7 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 CountOrNone = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+ARENA_LEAST_BYTES = 64 * 1024
 
 
 class TenantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -200,7 +201,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     backends: tuple[str, ...] = ("null", "process", "native", "wasm", "http", "cuda|hip|opencl")
     options: dict[str, dict[str, str]] = {}
     engines: dict[str, int] = {}
-    arena_bytes: Count = 1024 * MIB
+    arena_bytes: Annotated[int, msgspec.Meta(ge=ARENA_LEAST_BYTES)] = 1024 * MIB
     body_limit_bytes: Count = 256 * MIB
     items_limit: Count = 100_000
     default_deadline_s: Seconds = 60.0

@@ -155,7 +155,7 @@ def test_invoke(remote: Command, tmp_path: Path) -> None:
         (["matrix", "m=[[1,2]]"], 1, "write m:=[[1,2]]"),
         (["matrix", "m=0001"], 2, "text would be its raw bytes; write m:=0001"),
         (["matrix", "m=-1.5e3"], 2, "write m:=-1.5e3"),
-        (["matrix", "m=abc"], 1, "for a number or other JSON, write m:=abc"),
+        (["matrix", "m=abc"], 1, "for a number or other JSON, write m:=[1, 2]"),
     ],
 )
 def test_invocations_that_go_wrong(

@@ -141,7 +141,7 @@ def test_declared_sets_know_their_type_and_shape() -> None:
 )
 def test_numbers_without_a_type_get_the_declared_one(value: Any, dtype: str) -> None:
     made = given_set({"x": value}, SetSpec("s", dtype))
-    expected = np.asarray(value).astype(dtype).reshape(-1)
+    expected = np.atleast_1d(np.asarray(value).astype(dtype))
     assert np.array_equal(made.numpy(), expected, equal_nan=expected.dtype.kind == "f")
 
 

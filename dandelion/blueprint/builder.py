@@ -280,9 +280,11 @@ class Blueprint(OperationBuilder):
 
     def _only_module(self, kernel: str) -> str:
         if len(self._modules) != 1:
-            names = ", ".join(m.name for m in self._modules) or "none"
+            names = ", ".join(m.name for m in self._modules)
             raise InvalidInput(
-                f"kernel {kernel}", "its module is ambiguous", f"name one of: {names}"
+                f"kernel {kernel}",
+                "its module is ambiguous" if names else "the blueprint has no module",
+                f"name one of: {names}" if names else 'give Blueprint(..., modules=["kernels.c"])',
             )
         return self._modules[0].name
 
@@ -303,7 +305,7 @@ def _codes(given: CodeLike | Sequence[CodeLike]) -> tuple[Code, ...]:
 def _three(what: str, given: Sequence[SizeLike] | SizeLike) -> tuple[Size, Size, Size]:
     if isinstance(given, Buffer):
         size_of(given)  # says that it is none
-    values = [given] if isinstance(given, Expression | SupportsIndex) else list(given)
+    values = list(given) if isinstance(given, Iterable) else [given]
     if not 1 <= len(values) <= 3:
         raise InvalidInput(what, f"{len(values)} dimensions instead of one to three")
     x, y, z = [size_of(v) for v in (*values, 1, 1)[:3]]

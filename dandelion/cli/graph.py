@@ -77,10 +77,9 @@ def _module(path: Path, name: str | None) -> CompositionModule:
     for module in modules:
         if name in [one.name for one in module.compositions]:
             return module
-    return CompositionModule(
-        tuple([one for module in modules for one in module.declarations]),
-        tuple([one for module in modules for one in module.compositions]),
-    )
+    declarations = {one.name: one for module in modules for one in module.declarations}
+    compositions = {one.name: one for module in modules for one in module.compositions}
+    return CompositionModule(tuple(declarations.values()), tuple(compositions.values()))
 
 
 def _drawn(arguments: Arguments, format_: str) -> str:

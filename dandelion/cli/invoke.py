@@ -131,8 +131,17 @@ def explaining_json(arguments: Iterable[str]) -> Iterator[None]:
             name, _, value = argument.partition("=")
             is_text = not name.endswith(":") and value[:1] not in ("", "@")
             if error.where == f"sets.{name}" and is_text and not error.hint:
-                error.hint = f"for a number or other JSON, write {name}:={value:.60}"
+                example = f"{value:.60}" if _is_json(value) else "[1, 2]"
+                error.hint = f"for a number or other JSON, write {name}:={example}"
         raise
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError):
+        return False
+    return True
 
 
 def _several(value: Any) -> list[Item]:

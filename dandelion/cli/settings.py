@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from dandelion.errors import InvalidInput, nearest
+from dandelion.errors.misfits import misfit_text
 from dandelion.settings import Settings, TenantSettings
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -154,7 +155,7 @@ def _tenant(where: str, table: Any) -> TenantSettings:
     try:
         return msgspec.convert(values, TenantSettings)
     except msgspec.ValidationError as error:
-        raise InvalidInput(where, str(error)) from None
+        raise InvalidInput(where, misfit_text(error)) from None
 
 
 def _options_of_file(where: str, table: Any) -> dict[str, dict[str, str]]:
@@ -233,4 +234,4 @@ def _convert(where: str, name: str, value: Any) -> Any:
     try:
         return msgspec.convert(value, _FIELDS[name].type, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidInput(where, str(error)) from None
+        raise InvalidInput(where, misfit_text(error)) from None

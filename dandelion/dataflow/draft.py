@@ -77,8 +77,15 @@ class Handle:
         hint = "bind it with each(...) to have an instance for each item"
         refuse("no-value", f"{self._what} has no items while the composition is described; {hint}")
 
-    def _refuse_value(self) -> NoReturn:
-        refuse("no-value", f"{self._what} has no value while the composition is described")
+    def _refuse_value(self, *_: object) -> NoReturn:
+        hint = "compute with it in a function, and apply that"
+        refuse("no-value", f"{self._what} has no value while the composition is described; {hint}")
+
+    __len__ = __contains__ = __int__ = __float__ = __index__ = _refuse_value
+    __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __abs__ = __invert__ = _refuse_value
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = _refuse_value
+    __rmatmul__ = __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _refuse_value
+    __mod__ = __rmod__ = __pow__ = __rpow__ = __and__ = __rand__ = __or__ = __ror__ = _refuse_value
 
 
 class SetHandle(Handle):

@@ -25,6 +25,7 @@ from dandelion.dataflow.graph import (
     Return,
 )
 from dandelion.errors import InvalidComposition, Problem
+from dandelion.errors.misfits import misfit
 
 WIDTH = 100  # columns
 INDENT = "    "
@@ -101,8 +102,8 @@ def from_json(text: str | bytes) -> CompositionModule:
     try:
         return msgspec.json.decode(text, type=CompositionModule)
     except (msgspec.DecodeError, UnicodeError) as error:
-        message, _, path = str(error).partition(" - at `$")
-        problem = Problem("document", message, path.rstrip("`").lstrip(".") or "document")
+        path, message = misfit(error)
+        problem = Problem("document", message, path or "document")
         raise InvalidComposition((problem,)) from None
 
 

@@ -128,6 +128,11 @@ class ApplicationPlan:
     part_inputs: tuple[int, ...] = ()
     failures: FailurePlan | None = None
 
+    def shares_out(self, at: int) -> bool:
+        """Tell whether each instance gets a part of the set at a position."""
+        sharded = (group for group in self.groups if group.sharding is not Sharding.ALL)
+        return any(at in group.positions for group in sharded)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompositionPlan:
@@ -273,9 +278,13 @@ def _output_forms(
             declared = target.output_forms or [""] * len(target.outputs)
         for set_id, form in zip(application.produced, declared, strict=True):
             if set_id is not None and form:
-                many = not application.is_single and not form.endswith("[]")
-                forms[set_id] = f"{form}[]" if many else form
+                forms[set_id] = form if application.is_single else _form_of_several(form)
     return tuple(forms.get(set_id, "") for set_id in outputs) if forms else ()
+
+
+def _form_of_several(form: str) -> str:
+    """Return the form of a set with several values, each of which is of a form."""
+    return form if not form or form.endswith("[]") else f"{form}[]"
 
 
 def _readers(set_id: int, applications: Sequence[ApplicationPlan]) -> frozenset[str]:
@@ -385,14 +394,14 @@ def _purity(target: Target) -> Purity:
 def _input_spec(name: str, set_id: int, applications: Sequence[ApplicationPlan]) -> SetSpec:
     """Return the spec of an input; it has what all its consumers declare in the same way."""
     users = [
-        (spec, at in application.required, application.is_single)
+        (spec, at in application.required, application.shares_out(at))
         for application in applications
         for at, spec in enumerate(application.target.inputs)
         if application.sources[at] == set_id
     ]
     found = {(spec.dtype, spec.shape) for spec, _, _ in users}
     dtype, shape = found.pop() if len(found) == 1 else (None, None)
-    forms = {spec.form if single else "" for spec, _, single in users}
+    forms = {_form_of_several(spec.form) if shared else spec.form for spec, _, shared in users}
     form = forms.pop() if len(forms) == 1 else ""
     optional = bool(users) and all(spec.optional and not needed for spec, needed, _ in users)
     return SetSpec(name, dtype, shape, form=form, optional=optional)

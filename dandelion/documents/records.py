@@ -11,6 +11,7 @@ import msgspec
 from dandelion.contents import ContentLike, ItemContentLike
 from dandelion.data import SetSpec
 from dandelion.errors import InvalidInput, nearest
+from dandelion.errors.misfits import misfit_text
 from dandelion.function import Batching, Digest, Limits
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def limits_of(given: Limits | Mapping[str, float] | None, where: str) -> Limits:
     try:
         return msgspec.convert(dict(given or {}), Limits)
     except msgspec.ValidationError as error:
-        raise InvalidInput(where, str(error)) from None
+        raise InvalidInput(where, misfit_text(error)) from None
 
 
 @runtime_checkable

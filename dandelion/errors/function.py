@@ -7,6 +7,13 @@ from dataclasses import dataclass
 from dandelion.errors.error import Blame, DandelionError
 from dandelion.errors.suggestions import suggestion
 
+PRINTED = "\n--- printed ---\n"
+"""Stands before what a function wrote to standard output and standard error."""
+
+
+def _printed(text: str) -> str:
+    return f"{PRINTED}{text.rstrip()}" if text else ""
+
 
 @dataclass(eq=False)
 class FunctionError(DandelionError):
@@ -27,7 +34,7 @@ class Raised(FunctionError):
 
     def __str__(self) -> str:
         tail = f"\n{self.traceback.rstrip()}" if self.traceback else ""
-        printed = f"\n--- stderr ---\n{self.stderr.rstrip()}" if self.stderr else ""
+        printed = _printed(self.stderr)
         return f"function '{self.function}' raised {self.exception}{tail}{printed}"
 
 
@@ -39,7 +46,7 @@ class Exited(FunctionError):
     stderr: str = ""
 
     def __str__(self) -> str:
-        printed = f"\n--- stderr ---\n{self.stderr.rstrip()}" if self.stderr else ""
+        printed = _printed(self.stderr)
         missing = "" if self.code else " before it returned its outputs"
         return f"function '{self.function}' exited with code {self.code}{missing}{printed}"
 
@@ -52,7 +59,7 @@ class Faulted(FunctionError):
     stderr: str = ""
 
     def __str__(self) -> str:
-        printed = f"\n--- stderr ---\n{self.stderr.rstrip()}" if self.stderr else ""
+        printed = _printed(self.stderr)
         return f"function '{self.function}' faulted: {self.fault}{printed}"
 
 

@@ -20,6 +20,8 @@ from dandelion.frontend.asgi import Message, Request, clipped
 from dandelion.frontend.problem import UnsupportedMedia
 from dandelion.memory import Context
 
+RAISE_LIMIT = "raise 'body_limit_bytes'"
+
 
 class Body:
     """Reads the body of one request, once.
@@ -28,6 +30,7 @@ class Body:
         request: the request.
         acquire: returns a context of a given size in bytes.
         limit_bytes: largest allowed body.
+        remedy: how a larger one can be sent.
     """
 
     def __init__(
@@ -35,11 +38,13 @@ class Body:
         request: Request,
         acquire: Callable[[int], Awaitable[Context]],
         limit_bytes: int,
+        remedy: str = RAISE_LIMIT,
     ) -> None:
         self._request = request
         self._receive = request.receive
         self.acquire = acquire
         self._limit_bytes = limit_bytes
+        self._remedy = remedy
         encoding = request.headers.get(b"content-encoding")
         if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
             given = clipped(encoding.decode("latin-1"))
@@ -143,7 +148,7 @@ class Body:
 
     def _refuse(self, total_bytes: int) -> NoReturn:
         self._request.close = True
-        raise TooLarge("body", total_bytes, self._limit_bytes, "raise 'body_limit_bytes'")
+        raise TooLarge("body", total_bytes, self._limit_bytes, self._remedy)
 
 
 def _left() -> Cancelled:

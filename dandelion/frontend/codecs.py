@@ -198,7 +198,7 @@ def check_names(sets: Mapping[str, object], specs: Specs, static: tuple[str, ...
         return
     for name in sets:
         if name in static:
-            raise InvalidInput(f"sets.{name}", "the set is fixed at registration; leave it out")
+            raise InvalidInput(f"sets.{name}", "the set is fixed at registration", "leave it out")
         if name not in specs:
             names = ", ".join(specs) or "none"
             hint = did_you_mean(name, specs) or f"input sets are: {names}"

@@ -60,13 +60,28 @@ def draw(module: CompositionModule, name: str | None, format_: str) -> str:
         return to_mermaid(composition)
     if format_ == "json":
         return to_json(composition)
-    return print_module(CompositionModule(module.declarations, (composition,)))
+    return print_module(_with_needed(module, composition))
+
+
+def _with_needed(module: CompositionModule, composition: Composition) -> CompositionModule:
+    """Leave out what a composition does not apply, in the order of the module."""
+    by_name = {one.name: one for one in module.compositions}
+    names, left = {composition.name}, [composition]
+    while left:
+        applied = {application.function for application in left.pop().applications}
+        left += [by_name[name] for name in applied - names if name in by_name]
+        names |= applied
+    return CompositionModule(
+        tuple([one for one in module.declarations if one.name in names]),
+        tuple([one for one in module.compositions if one.name in names]),
+    )
 
 
 def _one_of(module: CompositionModule, name: str | None) -> Composition:
     names = [composition.name for composition in module.compositions]
     if name is None and len(names) > 1:
-        raise InvalidInput("name", f"the text has {len(names)} compositions", ", ".join(names))
+        hint = f"name one (--name on the command line): {', '.join(names)}"
+        raise InvalidInput("name", f"the text has {len(names)} compositions", hint)
     for composition in module.compositions:
         if name in (None, composition.name):
             return composition

@@ -24,7 +24,7 @@ from dandelion.frontend.asgi import (
     clipped,
     did_you_mean,
 )
-from dandelion.frontend.body import Body
+from dandelion.frontend.body import RAISE_LIMIT, Body
 from dandelion.frontend.codecs import (
     SetMap,
     check_names,
@@ -52,6 +52,7 @@ PLAN_LIMIT = 4096
 RECORDING_TYPE = b"application/vnd.dandelion.recording"
 RECORDINGS_AT_ONCE = 2
 """A recording uses a thread while its invocation runs; more of them wait."""
+_SMALLER_AS = "send a form, MessagePack or raw bytes, which may be larger than JSON"
 QUERY = ("version", "deadline_s", "priority", "set")
 
 
@@ -206,7 +207,13 @@ class Invocations:
         )
 
     async def _read(self, request: Request, plan: _Plan) -> SetMap:
-        body = Body(request, self._node.acquire_async, plan.limit_bytes)
+        is_capped = plan.limit_bytes < self._node.settings.body_limit_bytes
+        body = Body(
+            request,
+            self._node.acquire_async,
+            plan.limit_bytes,
+            _SMALLER_AS if is_capped else RAISE_LIMIT,
+        )
         if plan.codec is Codec.MULTIPART:
             content_type = request.header(b"content-type")
             return await decode_multipart(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeAlias
 
 import msgspec
@@ -9,13 +10,16 @@ import msgspec
 from dandelion.catalog import CompositionRecord, Record, kind_of
 from dandelion.data import Bytes, SetSpec
 from dandelion.documents import PlannedChange, Registered, RegistrationDocument
-from dandelion.errors import InvalidInput
+from dandelion.errors import InvalidInput, nearest
+from dandelion.errors.misfits import misfit
 from dandelion.function import FunctionSpec
 
 TEXT_TYPE = "text/vnd.dandelion"
 """Text in the composition language. Any web page can send ``text/plain`` without a preflight."""
 REGISTER_TYPES = ("application/json", "application/msgpack", TEXT_TYPE)
 """Media types in which a registration document can be sent."""
+
+_UNKNOWN = re.compile("unknown field '([^']*)'")
 
 _json_document = msgspec.json.Decoder(RegistrationDocument)
 _pack_document = msgspec.msgpack.Decoder(RegistrationDocument)
@@ -128,5 +132,15 @@ def read_document(body: Bytes, media_type: str) -> RegistrationDocument:
         decoder = _json_document if media_type == "application/json" else _pack_document
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message, _, path = str(error).partition(" - at `$.")
-        raise InvalidInput(path.rstrip("`") or "body", message) from None
+        path, message = misfit(error)
+        raise InvalidInput(path or "body", message, _meant_field(path, message)) from None
+
+
+def _meant_field(path: str, message: str) -> str:
+    """Name the field of a document that was probably meant by an unknown one."""
+    unknown = _UNKNOWN.fullmatch(message)
+    if path or unknown is None:
+        return ""
+    known = RegistrationDocument.__struct_fields__
+    close = nearest(unknown[1], known)
+    return f"did you mean '{close}'?" if close else f"the fields are {', '.join(known)}"

@@ -168,7 +168,10 @@ def item_type(
 def _numbers(
     where: str, item: Item, value: Plain, dtype: str | None, shape: Plain, spec: SetSpec | None
 ) -> Item:
-    """Make an item from a number or from nested lists of numbers, row-major."""
+    """Make an item from a number or from lists of numbers, row-major.
+
+    Nested lists have a shape, unless one is given; a number or one list takes the declared one.
+    """
     declared = spec.dtype if spec is not None else None
     if dtype is not None:
         element = dtype_named(where, dtype)
@@ -177,7 +180,8 @@ def _numbers(
     else:
         raise InvalidInput(where, "the set declares no dtype for numbers", "give a dtype")
     array = number_array(where, value, element)
-    if dtype is not None and shape is None and declared is None:
+    nested = array.ndim > 1 and array.size > 0
+    if shape is None and (nested or (dtype is not None and declared is None)):
         shape = list(array.shape)
     data = cast_numbers(where, array, element)
     return Item(item.name, item.key, data, *item_type(where, dtype, shape, len(data), spec))

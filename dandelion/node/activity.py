@@ -16,6 +16,7 @@ from dandelion.activity import (
     RunningInvocation,
 )
 from dandelion.errors import DandelionError
+from dandelion.errors.function import PRINTED
 from dandelion.node.invocation import Invocation
 from dandelion.scheduler import Flow, InvocationState
 from dandelion.scheduler.counts import FlowCounts
@@ -90,7 +91,7 @@ class ActivityLog:
 
 def _message(error: DandelionError) -> str:
     """Give the text of an error, shortened; what a function wrote is in its logs."""
-    text = str(error).partition("\n--- stderr ---\n")[0]
+    text = str(error).partition(PRINTED)[0]
     return text if len(text) <= MESSAGE_LIMIT else text[: MESSAGE_LIMIT - 1] + "\u2026"
 
 

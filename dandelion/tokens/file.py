@@ -30,6 +30,7 @@ from pathlib import Path
 import msgspec
 
 from dandelion.errors import InvalidInput
+from dandelion.errors.misfits import misfit_text
 from dandelion.tokens.records import TokenRecord, check_records
 
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -60,7 +61,7 @@ def read_tokens(path: Path) -> tuple[TokenRecord, ...]:
     try:
         records = msgspec.convert(table, _Document).tokens
     except msgspec.ValidationError as error:
-        raise InvalidInput(where, str(error)) from None
+        raise InvalidInput(where, misfit_text(error)) from None
     try:
         check_records(records)
     except InvalidInput as error:
