@@ -12,7 +12,7 @@ from dandelion.backends.gpu.reference_library import compute, narrowed, widened
 
 import dandelion.blueprint as bp
 from dandelion.blueprint import Absolute, Activation, BiasAxis, BufferPart, ElementType, ImageLayout
-from dandelion.blueprint.operation_calls import evaluated, operand_calls
+from dandelion.blueprint.operation_calls import OperationCall, evaluated, operand_calls
 from dandelion.blueprint.size_records import Size
 
 STORED = {"f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": np.uint16}
@@ -31,11 +31,16 @@ class Case:
     def sizes(self) -> dict[str, int]:
         return {name: len(data) for name, data in self.data.items()}
 
-    def expected(self) -> npt.NDArray[np.float64]:
-        """The whole buffer of the result; what is not written stays zero."""
+    @property
+    def call(self) -> OperationCall:
+        """The operation with its numbers."""
         (action,) = self.config.blueprint.control_flow
         assert isinstance(action, bp.Gemm | bp.Conv2d)
-        call = evaluated(action, lambda field, size, low, high: number(size))
+        return evaluated(action, lambda field, size, low, high: number(size))
+
+    def expected(self) -> npt.NDArray[np.float64]:
+        """The whole buffer of the result; what is not written stays zero."""
+        call = self.call
         stored = np.dtype(STORED[self.dtype.value])
         size = number(self.config.blueprint.buffers["y"])
         whole = {name: np.frombuffer(data, stored) for name, data in self.data.items()}

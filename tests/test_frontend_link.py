@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dandelion.documents import CodeDocument, FunctionDocument
+from dandelion.errors import InvalidInput
 from dandelion.frontend_process import status
 from dandelion.frontend_process.leases import SLAB_BYTES, Leases, Slabs
 from dandelion.frontend_process.link import FRAME_LIMIT_BYTES, Link
@@ -78,6 +79,13 @@ def frame(*messages: msgspec.Struct) -> bytes:
     return struct.pack("<I", len(body)) + body
 
 
+def sent_frame(*messages: msgspec.Struct) -> bytes:
+    """As a link writes it: the length of the list has four bytes, however short it is."""
+    parts = b"".join(msgspec.msgpack.encode(message) for message in messages)
+    body = b"\xdd" + struct.pack(">I", len(messages)) + parts
+    return struct.pack("<I", len(body)) + body
+
+
 def run(test: Callable[[Peer], Awaitable[None]]) -> None:
     async def main() -> None:
         peer = Peer()
@@ -121,7 +129,38 @@ def test_what_is_posted_in_one_turn_is_one_frame() -> None:
             peer.link.post(message)
         await asyncio.sleep(0.01)
         data = peer.socket.recv(100_000)
-        assert data == frame(*messages)
+        assert data == sent_frame(*messages)
+
+    run(test)
+
+
+def test_a_message_that_cannot_be_sent_takes_no_other_with_it() -> None:
+    async def test(peer: Peer) -> None:
+        peer.link.post(Release((1,)))
+        for number in (1 << 64, -(1 << 63) - 1):
+            with pytest.raises(InvalidInput, match="cannot be sent"):
+                peer.link.post(Release((2, number)))
+        peer.link.post(Release((3,)))
+        await asyncio.sleep(0.01)
+        assert peer.socket.recv(100_000) == sent_frame(Release((1,)), Release((3,)))
+        with pytest.raises(InvalidInput):
+            peer.link.post(Release((1 << 64,)))
+        await asyncio.sleep(0.01)
+        peer.link.post(Release((4,)))
+        await asyncio.sleep(0.01)
+        assert peer.socket.recv(100_000) == sent_frame(Release((4,))), "nothing was sent before"
+
+    run(test)
+
+
+def test_many_messages_of_one_turn_leave_in_several_frames() -> None:
+    async def test(peer: Peer) -> None:
+        messages = [Release((n,)) for n in range(1025)]
+        for message in messages:
+            peer.link.post(message)
+        await asyncio.sleep(0.01)
+        frames = (messages[:512], messages[512:1024], messages[1024:])
+        assert peer.socket.recv(100_000) == b"".join(sent_frame(*some) for some in frames)
 
     run(test)
 
@@ -132,7 +171,7 @@ def test_a_peer_that_does_not_read_gets_everything_later() -> None:
         for message in sent:
             peer.link.post(message)
             await asyncio.sleep(0)
-        expected = b"".join(frame(message) for message in sent)
+        expected = b"".join(sent_frame(message) for message in sent)
         got = b""
         while len(got) < len(expected):
             got += await asyncio.get_running_loop().sock_recv(peer.socket, 1 << 20)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dandelion.backends.gpu.device import Handle
+from dandelion.backends.gpu.direct_convolution import _tile, padded_images
 from dandelion.backends.gpu.host import HostDevice
 from dandelion.backends.gpu.lowering import Lowering
 from dandelion.backends.gpu.opencl_device import OpenClDevice
@@ -16,11 +17,13 @@ from dandelion.backends.gpu.prepared_steps import prepare_steps
 from dandelion.backends.gpu.reference_library import ReferenceLibrary
 from dandelion.backends.gpu.sequential import SequentialEngine
 from dandelion.backends.gpu.source import code_of
+from dandelion.backends.gpu.template_processor import lanes_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dandelion.blueprint as bp
 from dandelion.blueprint import Access, Activation, BiasAxis, ElementType, ImageLayout
+from dandelion.blueprint.operation_calls import ConvolutionCall
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.driver import Call
 from dandelion.errors import BackendUnavailable
@@ -164,6 +167,34 @@ def test_padded_images_are_convolved_like_others(
         groups=groups, bias=seed % 3 == 0, added=seed % 5 == 0,
     )  # fmt: skip
     assert case.error(templates.run(case, lowering)) < TOLERANCES["f32"]
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "dilation", "stride"),
+    [((1, 4200), 65, 64, 1), ((8, 100), 3, 40, 1), ((4, 90), 9, 10, 3), ((1, 33), 1, 1, 1)],
+)
+def test_nothing_is_read_behind_padded_images(
+    templates: Templates, size: tuple[int, int], kernel: int, dilation: int, stride: int
+) -> None:
+    """The last vector of pixels, with the weight that is farthest to the right."""
+    case = Maker(1).convolution(
+        F32, ImageLayout.NCHW, batch=2, channels=3, filters=5, size=size, kernel=(1, kernel),
+        dilation=(1, dilation), stride=(1, stride),
+    )  # fmt: skip
+    assert case.error(templates.run(case, PROCESSOR)) < TOLERANCES["f32"]
+    call = case.call
+    assert isinstance(call, ConvolutionCall)
+    padded = padded_images(call)
+    assert padded is not None
+    lanes = lanes_of(call.dtype, 64)
+    pixels = call.out_size[0] * padded.pitch
+    _, vectors = _tile(call.filters, pixels, lanes)
+    computed = -(-pixels // (lanes * vectors)) * lanes * vectors
+    plane = padded.rows * padded.pitch
+    reaches = [dilation * at for at in range(kernel)]
+    tap = max(reach % stride * plane + reach // stride for reach in reaches)
+    last_channel = plane * (padded.planes - padded.phases[1])
+    assert last_channel + tap + computed <= padded.elements
 
 
 def called(case: Case, device: HostDevice) -> bytes:

@@ -34,8 +34,8 @@ from .templates import (
 
 MOST_BYTES = 64 << 20
 """Of padded images. Larger ones are convolved without."""
-_SLACK = 64
-"""Elements behind the last image: the last vectors reach over its end."""
+_WIDEST = 64
+"""So many pixels are computed at a time at most."""
 _WORTH = 1.15
 """A narrower tile has to compute so much less."""
 _START = """#undef B_START
@@ -51,17 +51,20 @@ class Padded:
         phases: of rows and of columns.
         rows, pitch: of a plane.
         planes: of all images and channels.
+        behind: elements behind the last plane: the last pixels are computed with all others of
+            their vectors, and each reads as far to the right as the kernel reaches.
     """
 
     phases: tuple[int, int]
     rows: int
     pitch: int
     planes: int
+    behind: int
 
     @property
     def elements(self) -> int:
         """Of all planes, and what is read behind them."""
-        return self.planes * self.rows * self.pitch + _SLACK
+        return self.planes * self.rows * self.pitch + self.behind
 
 
 def padded_images(call: ConvolutionCall) -> Padded | None:
@@ -72,7 +75,7 @@ def padded_images(call: ConvolutionCall) -> Padded | None:
     rows, pitch = (call.out_size[at] + reach[at] // call.stride[at] for at in (0, 1))
     phases = (min(call.stride[0], reach[0] + 1), min(call.stride[1], reach[1] + 1))
     planes = call.batch * call.channels * phases[0] * phases[1]
-    found = Padded(phases, rows, pitch, planes)
+    found = Padded(phases, rows, pitch, planes, _WIDEST + reach[1] // call.stride[1])
     return found if found.elements * call.dtype.size_bytes <= MOST_BYTES else None
 
 
@@ -98,7 +101,7 @@ def padding(call: ConvolutionCall, padded: Padded, target: str) -> TemplateLaunc
     numbers = {
         "height": call.size[0], "width": call.size[1], "top_pad": call.padding[0],
         "left": call.padding[1], "plane_rows": padded.rows, "pitch": padded.pitch,
-        "count": channels,
+        "count": channels, "behind": padded.behind,
     }  # fmt: skip
     symbol = f"padded_{shape.kind}_{call.dtype.value}_{padded.phases[0]}_{padded.phases[1]}"
     text = f"""{head(call.dtype, Activation.NONE)}{shape.macros}{_macros(call, padded)}
@@ -131,7 +134,7 @@ KERNEL void {symbol}(GLOBAL const ITEM *image_all, u64 image_at, GLOBAL ITEM *ma
             }}
         }}
     if (e + 1 == (i64)count)
-        for (i64 x = 0; x < {_SLACK}; x++)
+        for (i64 x = 0; x < (i64)behind; x++)
             made[x] = 0;
 }}
 """

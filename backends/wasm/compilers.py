@@ -45,7 +45,7 @@ class Compilers:
         self._idle: list[_Process] = []
         self._processes: set[_Process] = set()
         self._closings = 0
-        weakref.finalize(self, _close_all, self._processes)  # if its owner does not
+        weakref.finalize(self, _close_all, self._processes, os.getpid())  # if its owner does not
 
     def compile(self, main: Bytes) -> bytes:
         """Return the machine code of a module, serialized.
@@ -100,11 +100,12 @@ class Compilers:
             processes = self._processes.copy()
             self._processes.clear()
             self._idle.clear()
-        _close_all(processes)
+        _close_all(processes, os.getpid())
 
 
-def _close_all(processes: set[_Process]) -> None:
-    for process in processes:
+def _close_all(processes: set[_Process], owner: int) -> None:
+    """Close processes, unless this is a forked process: they belong to the parent."""
+    for process in processes if os.getpid() == owner else ():
         process.close()
 
 

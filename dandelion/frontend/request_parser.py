@@ -12,6 +12,7 @@ that was already checked.
 
 from __future__ import annotations
 
+import re
 import urllib.parse
 from typing import Any, Protocol
 
@@ -29,6 +30,8 @@ HEAD_LIMIT_BYTES = 64 * 1024
 PIECE_BYTES = 64 * 1024
 _CODING = b"transfer-encoding"
 _FRAMING = (b"content-length", _CODING)
+_AUTHORITY = re.compile(rb"[^:/]+://(?:[^/?#]*@)?([^/?#]*)")
+"""Host and port of an absolute URL."""
 
 
 class ReceivesRequests(Protocol):
@@ -136,6 +139,10 @@ class RequestParser:
             self._framing = self._framing_again()
         version = parser.get_http_version()
         url = httptools.parse_url(self._url)
+        if url.host is not None:  # it counts in place of the header: RFC 9112, 3.2.2
+            named = _AUTHORITY.match(self._url)
+            authority = b"" if named is None else named[1]
+            self._headers = [(n, authority if n == b"host" else v) for n, v in self._headers]
         path = url.path.decode("ascii")
         head = head_scope(
             version,

@@ -19,9 +19,14 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from dandelion.errors import InvalidInput
+
 log = logging.getLogger("dandelion.frontend")
 
 _HEADER = struct.Struct("<I")
+_LIST = struct.Struct(">BI")
+_LIST_BYTE = 0xDD  # MessagePack: a list, whose length follows in four bytes
+_START = _HEADER.size + _LIST.size
 _BUFFER_BYTES = 64 * 1024  # some hundred invocations: more would take the loop for long
 FRAME_LIMIT_BYTES = 1 << 30
 _BATCH = 512
@@ -60,7 +65,8 @@ class Link(Generic[_Message]):
         self._decoder = decoder
         self._received = received
         self._lost = lost
-        self._posted: list[msgspec.Struct] = []
+        self._frames: list[bytearray] = []  # with room for their heads
+        self._counts: list[int] = []  # of the messages in each
         self._is_due = False
         self._unsent: deque[memoryview] = deque()
         self._in = bytearray(_BUFFER_BYTES)
@@ -70,8 +76,23 @@ class Link(Generic[_Message]):
         loop.add_reader(peer, self._read)
 
     def post(self, message: msgspec.Struct) -> None:
-        """Send a message, with all others of this turn."""
-        self._posted.append(message)
+        """Send a message, with all others of this turn.
+
+        Raises:
+            InvalidInput: it has what cannot be sent, such as an integer of more than 64 bits. The
+                other messages are sent.
+        """
+        if not self._frames or self._counts[-1] == _BATCH:
+            self._frames.append(bytearray(_START))
+            self._counts.append(0)
+        frame = self._frames[-1]
+        end = len(frame)
+        try:
+            _encoder.encode_into(message, frame, end)
+        except (ValueError, OverflowError, RecursionError) as error:
+            del frame[end:]
+            raise InvalidInput("request", f"it cannot be sent: {error}") from None
+        self._counts[-1] += 1
         if not self._is_due:
             self._is_due = True
             self._loop.call_soon(self.flush)
@@ -79,15 +100,13 @@ class Link(Generic[_Message]):
     def flush(self) -> None:
         """Send what was posted."""
         self._is_due = False
-        posted, self._posted = self._posted, []
-        if not self.is_open:
-            return
-        for start in range(0, len(posted), _BATCH):
-            batch = posted if len(posted) <= _BATCH else posted[start : start + _BATCH]
-            frame = bytearray(_HEADER.size)
-            _encoder.encode_into(batch, frame, _HEADER.size)
-            _HEADER.pack_into(frame, 0, len(frame) - _HEADER.size)
-            self._send(frame)
+        frames, self._frames = self._frames, []
+        counts, self._counts = self._counts, []
+        for frame, count in zip(frames, counts, strict=True):
+            if self.is_open and count:
+                _HEADER.pack_into(frame, 0, len(frame) - _HEADER.size)
+                _LIST.pack_into(frame, _HEADER.size, _LIST_BYTE, count)
+                self._send(frame)
 
     def _send(self, frame: bytearray) -> None:
         if self._unsent:
@@ -141,7 +160,7 @@ class Link(Generic[_Message]):
             log.exception("a message could not be handled")
             self._end("a message could not be handled")
             return
-        if self._posted:  # answers that are there already leave in this turn
+        if self._frames:  # answers that are there already leave in this turn
             self.flush()
 
     def _take(self) -> None:

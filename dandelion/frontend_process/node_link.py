@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any
 
 from dandelion.data import Item, ItemSet
-from dandelion.errors import Cancelled, DandelionError, InternalError
+from dandelion.errors import Cancelled, DandelionError, InternalError, InvalidInput
+from dandelion.executors import to_dandelion_error
 from dandelion.frontend_process.kept_requests import KeptRequests
 from dandelion.frontend_process.link import BadMessage, Link
 from dandelion.frontend_process.messages import (
@@ -96,7 +97,7 @@ class NodeLink:
         self._kept: dict[int, object] = {}
         self._running: dict[int, Invocation] = {}
         self._parts: dict[int, list[WireSet]] = {}
-        self._waiting = KeptRequests(node, self._link_post, self._send_result)
+        self._waiting = KeptRequests(node, self._reply, self._send_result)
         self._tasks: set[asyncio.Future[None]] = set()
         self.invocations = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -250,12 +251,17 @@ class NodeLink:
     def _send_result(self, number: int, id_: str, outputs: Mapping[str, ItemSet | None]) -> None:
         wire = self._wired(number, outputs)
         if wire is not None:
-            self._link.post(Ended(number, id_, wire))
+            self._reply(Ended(number, id_, wire))
         else:
             self._task(self._send_in_parts(number, id_, outputs))
 
-    def _link_post(self, message: Answered | Failed) -> None:
-        self._link.post(message)
+    def _reply(self, message: Answered | Ended | Failed) -> None:
+        """Answer a request; with an error, if the answer cannot be sent."""
+        try:
+            self._link.post(message)
+        except InvalidInput as error:
+            bug = InternalError(f"an answer of the node: {error.message}")
+            self._link.post(Failed(message.number, "", bug.record()))
 
     def _wired(self, number: int, outputs: Mapping[str, ItemSet | None]) -> WireSets | None:
         """Name outputs for one message; None if that takes longer than a message may."""
@@ -314,7 +320,7 @@ class NodeLink:
             kept.append(one)
         if number in self._kept:
             self._kept[number] = kept
-        self._link.post(Ended(number, id_, tuple(sets)))
+        self._reply(Ended(number, id_, tuple(sets)))
 
     async def _placed(self, one: ItemSet) -> ItemSet:
         """Give a set of which all data that is not small lies in the arena."""
@@ -332,7 +338,7 @@ class NodeLink:
         return ItemSet(one.name, tuple(items), one.dtype, one.shape, one.form)
 
     def _fail(self, number: int, id_: str, error: DandelionError) -> None:
-        self._link.post(Failed(number, id_, error.record()))
+        self._reply(Failed(number, id_, error.record()))
 
     # --- queries --------------------------------------------------------------------------------
 
@@ -346,11 +352,17 @@ class NodeLink:
         except DandelionError as error:
             self._fail(message.number, error.invocation, error)
             return
+        except BadMessage:
+            raise
+        except Exception as error:  # a bug; its client is answered, and does not wait for ever
+            log.exception("a query of a frontend failed")
+            self._fail(message.number, "", to_dandelion_error(error))
+            return
         self._status.update()  # before the client can know that the catalogue has changed
         if context is not None:
             self._kept[message.number] = context
             answer = Blob(None, context.offset_bytes, context.size_bytes)
-        self._link.post(Answered(message.number, answer))
+        self._reply(Answered(message.number, answer))
 
     def _task(self, work: Any) -> None:
         task = self._loop.create_task(work)

@@ -305,8 +305,8 @@ class RemoteNode(RemoteQueries):
     async def asked_kept(self, make: Callable[[int], AskKept | FetchKept]) -> Any:
         """Send a request about asynchronous invocations; give its answer."""
         number, future = self._expect()
-        self._link.post(make(number))
         try:
+            self._link.post(make(number))
             return await future
         except BaseException:
             self.dropped(number)
@@ -364,9 +364,12 @@ class RemoteNode(RemoteQueries):
 
     async def _asked(self, query: Query) -> Bytes:
         number, future = self._expect()
-        self._link.post(Ask(number, query))
         try:
+            self._link.post(Ask(number, query))
             answer: Bytes = await future
+        except BaseException:
+            self._waiting.pop(number, None)
+            raise
         finally:
             del future  # its error refers to this frame
         return answer

@@ -14,6 +14,7 @@ from dandelion.capacity import ClusterInfo, NodeCapacity
 from dandelion.catalog import CompositionRecord, Record, kind_of
 from dandelion.data import Bytes, ItemSet
 from dandelion.documents import Content, PlannedChange, Registered, RegistrationDocument
+from dandelion.errors import InvalidInput
 from dandelion.frontend.conversion.contents import with_contents
 from dandelion.frontend.records import EngineEntry, encode_document
 from dandelion.frontend_process.query_messages import (
@@ -113,7 +114,10 @@ class RemoteQueries(abc.ABC):
             contents.append(content.bytes())
             return Content(text=str(len(contents[-1])))
 
-        bare = encode_document(with_contents(document, take))
+        try:
+            bare = encode_document(with_contents(document, take))
+        except OverflowError as error:
+            raise InvalidInput("body", f"a number is too large: {error}") from None
         kept: list[Context] = []
         placed = self._blob([bare], kept), self._blob(contents, kept)
         return self._ask(Register(*placed, tenant, only_compare), decoder)

@@ -105,6 +105,15 @@ class NodeLoop:
             self._runtime.post(event)
         return True
 
+    def left_behind(self) -> None:
+        """There is no loop any more: this is a forked process, which has only the caller's thread.
+
+        Nothing is closed, since it is still used by the parent.
+        """
+        self._posting = threading.Lock()  # another thread may have held it
+        self._loop = self._own_thread = self._timer = None
+        self._ident = 0
+
     def stop(self) -> None:
         """Stop what runs on the loop, and the loop if it is ours. Not from the loop itself."""
         loop = self._loop

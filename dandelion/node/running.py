@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import os
 import threading
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -26,6 +28,9 @@ from dandelion.scheduler.engine import EnginePhase
 
 log = logging.getLogger("dandelion.node")
 
+_open: weakref.WeakSet[Running] = weakref.WeakSet()
+"""All nodes of this process that may run."""
+
 
 class Running:
     """The life of a node: its methods from `start` to `close`. Safe from any thread."""
@@ -34,6 +39,7 @@ class Running:
         self._parts = parts
         self._closing = threading.Lock()
         self._changed = threading.Condition()
+        _open.add(self)
         parts.runtime.answers.changed = self._notify
 
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -95,6 +101,17 @@ class Running:
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+    def left_behind(self) -> None:
+        """This is a forked process, without the node's threads: here the node is closed.
+
+        Its engines belong to the parent, so nothing is ended.
+        """
+        parts = self._parts
+        self._closing, self._changed = threading.Lock(), threading.Condition()
+        parts.state = NodeState.CLOSED
+        parts.invoker.running = False
+        parts.loop.left_behind()
 
     def close(self) -> None:
         """End all invocations and engines and wait for them. Not from the node's own loop."""
@@ -192,3 +209,11 @@ class Running:
             return self.ready()
         with self._changed:
             return self._changed.wait_for(self.ready, timeout_s)
+
+
+def _forked() -> None:
+    for node in list(_open):
+        node.left_behind()
+
+
+os.register_at_fork(after_in_child=_forked)

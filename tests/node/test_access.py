@@ -120,6 +120,20 @@ def test_a_strange_page_cannot_remove_or_look(served: Served) -> None:
     assert served.ask("GET", "/v1/functions/fail", {}).status == 200
 
 
+def test_the_host_of_an_absolute_target_counts(served: Served) -> None:
+    """In place of the header, which a proxy may not have changed: RFC 9112, 3.2.2."""
+    own = f"127.0.0.1:{served.port}"
+    for target, host, status in (
+        (own, "evil.example", 200),
+        (own, own, 200),
+        ("evil.example", own, 421),
+        (f"evil.example:{served.port}", own, 421),
+        (f"{own}@evil.example", own, 421),
+    ):
+        answer = served.ask("GET", f"http://{target}/v1/functions", {"Host": host})
+        assert answer.status == status, (target, host)
+
+
 @pytest.mark.parametrize(
     "host",
     [

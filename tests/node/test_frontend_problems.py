@@ -52,6 +52,27 @@ def test_wrong_requests(served: Served, method: str, path: str, status: int, kin
     assert (problem["status"], problem["type"]) == (status, f"urn:dandelion:error:{kind}")
 
 
+def test_numbers_that_are_too_large_are_refused(served: Served) -> None:
+    """Messages between the processes have integers of 64 bits."""
+    code = {"format": "null", "main": {"text": "x"}}
+    document = {
+        "functions": [
+            {
+                "name": "z",
+                "inputs": ["a"],
+                "outputs": ["b"],
+                "limits": {"memory_bytes": 1 << 64},
+                "code": [code],
+            }
+        ]
+    }
+    for _ in range(10):  # more than a frontend has threads
+        problem = served.problem("POST", "/v1/register", json.dumps(document).encode(), **JSON)
+        assert problem["status"] == 400
+    assert served.problem("GET", f"/v1/functions/echo?version={1 << 64}")["status"] in (400, 404)
+    assert served.ask("GET", "/v1/functions")[0] == 200
+
+
 def test_methods_that_are_allowed_are_named(served: Served) -> None:
     _, headers, _ = served.ask("PUT", "/v1/functions/echo")
     assert headers["allow"] == "GET, DELETE"

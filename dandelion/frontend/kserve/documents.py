@@ -6,7 +6,7 @@ Server for binary tensor data, model repository, model configuration and shared 
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -151,6 +151,9 @@ class IndexRequest(msgspec.Struct):
     ready: bool = False
 
 
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
 class RegionRequest(msgspec.Struct):
     """The registration of a region of shared memory.
 
@@ -160,8 +163,8 @@ class RegionRequest(msgspec.Struct):
     """
 
     key: str
-    byte_size: int
-    offset: int = 0
+    byte_size: _Offset
+    offset: _Offset = 0
 
 
 class RegionDocument(msgspec.Struct, frozen=True):
