@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -15,6 +16,8 @@ from .cudalike import CudaLikeDevice
 from .driver import GpuDriver
 from .factory import GpuFactory
 from .options import GpuOptions
+
+_BYTES = re.compile(r"b'([^']*)'")
 
 
 class CudaLikeFactory(GpuFactory):
@@ -40,7 +43,8 @@ class CudaLikeFactory(GpuFactory):
         except BackendUnavailable:
             raise
         except Exception as error:  # whatever a binding raises where its library is missing
-            raise BackendUnavailable(backend, str(error), device_class.remedy) from None
+            text = _BYTES.sub(r"\1", str(error))  # of a library's name and the loader's words
+            raise BackendUnavailable(backend, text, device_class.remedy) from None
         if not found:
             raise BackendUnavailable(backend, "no device", device_class.remedy)
         return found

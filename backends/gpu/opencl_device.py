@@ -46,6 +46,7 @@ from .svm import SharedRange
 _ASSEMBLY = "-D{}=inline_assembly_is_refused"  # also where a macro pastes the word together
 _OPTIONS = ["-cl-std=CL1.2", *map(_ASSEMBLY.format, ("asm", "__asm", "__asm__"))]
 _BEFORE_LOG = re.compile(r"\A.*?^Build on [^\n]*:\n", re.DOTALL | re.MULTILINE)
+_OWN_FILE = re.compile(r"[^\s:]*/tempfile_\w+\.cl(?=:\d)")
 _AFTER_LOG = re.compile(r"\n[^\n]* failed to build the program|\n\((?:options|source saved)")
 _FATAL = ("OUT_OF_RESOURCES", "DEVICE_NOT_AVAILABLE", "INVALID_COMMAND_QUEUE")
 
@@ -283,7 +284,7 @@ class OpenClDevice(Device):
             linecache.clearcache()  # pyopencl leaves code of each kernel there, for ever
             return Handle(kernels)
         except cl.Error as error:
-            words = _compiler_words(str(error))[:LOG_BYTES]
+            words = _compiler_words(str(error), code.name)[:LOG_BYTES]
             problem = Problem("compile", "it does not compile", code.name, excerpt=words)
             raise InvalidFunction((problem,)) from None
 
@@ -430,7 +431,7 @@ def _unfit(symbol: str, code: str, message: str) -> InvalidBlueprint:
     return InvalidBlueprint((Problem(code, message, f"kernels.{symbol}"),))
 
 
-def _compiler_words(text: str) -> str:
-    """Return what the compiler says, without what the binding adds: paths of this machine."""
-    inner = _BEFORE_LOG.sub("", text)
+def _compiler_words(text: str, name: str) -> str:
+    """Return what the compiler says of a source, without paths of this machine."""
+    inner = _OWN_FILE.sub(lambda _: name, _BEFORE_LOG.sub("", text))
     return _AFTER_LOG.split(inner, maxsplit=1)[0].strip() or text

@@ -12,5 +12,7 @@ def run(arguments: Arguments, out: Output) -> int:
     """Remove, and list what was removed."""
     with connect(arguments) as client:
         removed = client.remove(arguments.name, arguments.version_)
+    if not out.as_json:
+        out.line("removed:")
     show(removed, out)
     return 0

@@ -39,6 +39,11 @@ LIMIT = 20  # problems reported of one text
 _BAD = re.compile(
     r"->|:|\d*\.\d+\w*|//[^\n]*|\"[^\"\n]*\"|'[^'\n]*'|\w+|[^\s\w(){},;=#:]+|.", re.DOTALL
 )
+_TYPE = re.compile(r":\s*[A-Za-z_]\w*(?:\[[^\]()]*\])?")
+_IN_HEAD = re.compile(r"\b(?:function|composition)\s+\w+\s*\([^(){};]*(?:\)\s*=>\s*\([^(){};]*)?\Z")
+_NO_TYPES = (
+    "a declaration has names of sets only; their types are declared where code is registered"
+)
 _OPEN_BODY = (
     ("COMPOSITION", "composition"),
     ("WORD", "_"),
@@ -98,12 +103,21 @@ class _Reading:
                 return list(parser().lex(text))
             except UnexpectedCharacters as error:
                 offset = error.pos_in_stream or 0
+                if type_ := self._declared_type(offset):
+                    self._add(_NO_TYPES, error.line, error.column, len(type_), expected="")
+                    text = text[:offset] + " " * len(type_) + text[offset + len(type_) :]
+                    continue
                 match = _BAD.match(self._text, offset)
                 bad = match.group() if match else self._text[offset]
                 if not (bad == "->" and self._place):
                     self._report_word(bad, error.line, error.column)
                 text = text[:offset] + self._instead(bad, offset) + text[offset + len(bad) :]
         return []
+
+    def _declared_type(self, offset: int) -> str:
+        """Return a type that is written behind a set of a declaration; usually there is none."""
+        found = _TYPE.match(self._text, offset)
+        return found.group() if found and _IN_HEAD.search(self._text[:offset]) else ""
 
     def _instead(self, bad: str, offset: int) -> str:
         """Return the replacement of a bad word, of the same length."""

@@ -22,7 +22,13 @@ from typing import TypeAlias
 import networkx as nx
 
 from dandelion.dataflow.excerpt import in_text, with_excerpts
-from dandelion.dataflow.graph import Composition, CompositionModule, Declaration, SourcePosition
+from dandelion.dataflow.graph import (
+    Application,
+    Composition,
+    CompositionModule,
+    Declaration,
+    SourcePosition,
+)
 from dandelion.dataflow.rules import check_composition, loops
 from dandelion.dataflow.rules_names import FunctionSignature, bad_names, meant, problem, repeated
 from dandelion.errors import InvalidComposition, Problem
@@ -223,8 +229,17 @@ def _unknown_functions(scope: _Scope) -> Iterator[Problem]:
             if scope.signature(name) is None:
                 near = scope.nearest(name)
                 message = f"there is no function or composition '{name}'"
-                message += "" if near else "; register it, or define it in this text"
+                if not near:
+                    declared = _line(application)
+                    message += f"; register it, define it in this text, or declare it: {declared}"
                 yield problem("unknown-function", message, application.place, nearest=near)
+
+
+def _line(application: Application) -> str:
+    """Write the declaration that an application needs."""
+    inputs = ", ".join(binding.parameter for binding in application.bindings)
+    outputs = ", ".join(returned.output for returned in application.returns)
+    return f"function {application.function}({inputs}) => ({outputs});"
 
 
 def _recursion(scope: _Scope) -> Iterator[Problem]:

@@ -16,6 +16,7 @@ from dandelion.function import BATCH_CALLS, Limits
 from dandelion.set_values import checked
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
+_DTYPES = [np.dtype(code).name for code in "?bhilqBHILQefdFD"]
 LARGEST = 2**53
 """Limit of sizes in bytes, counts and seconds, which every codec can represent."""
 _DIMENSIONS = 32
@@ -192,15 +193,17 @@ def _set_problems(where: str, spec: SetSpec, seen: set[str]) -> Iterator[Problem
     try:
         dtype = np.dtype(spec.dtype)
     except (TypeError, ValueError, SyntaxError):  # numpy parses names with a grammar of its own
-        yield Problem("bad-dtype", f"'{spec.dtype}' is not a numpy type", where,
-                      expected="int64, float32, ...")  # fmt: skip
+        yield Problem("bad-dtype", f"'{spec.dtype:.40}' is not a numpy type", where,
+                      expected="int64, float32, ...",
+                      nearest=nearest(spec.dtype, _DTYPES) or "")  # fmt: skip
         return
     if dtype.kind not in "biufc" or not dtype.isnative:
         yield Problem("bad-dtype", f"'{spec.dtype}' is not a native number type", where)
     sizes = spec.shape or ()
     if any(n == 0 or n < -1 for n in sizes) or sum(n == -1 for n in sizes) > 1:
-        yield Problem("bad-shape", f"shape {list(sizes)}", where,
-                      expected="positive sizes, at most one open (-1)")  # fmt: skip
+        text = ", ".join("?" if n == -1 else str(n) for n in sizes)
+        yield Problem("bad-shape", f"shape [{text}]", where,
+                      expected="positive sizes, at most one open ('?', or -1)")  # fmt: skip
     elif len(sizes) > _DIMENSIONS or abs(math.prod(sizes)) * dtype.itemsize > LARGEST:
         yield Problem("bad-shape", "the shape is too large", where,
                       expected=f"at most {_DIMENSIONS} dimensions, {LARGEST} bytes")  # fmt: skip
