@@ -138,6 +138,41 @@ def test_check_one_file(
     assert command("check", path)[0] == code
 
 
+NESTED = """
+import dandelion as dd
+
+@dd.function
+def shout(text: str) -> str:
+    return text.upper()
+
+@dd.composition
+def inner(x):
+    return shout(x)
+
+@dd.composition
+def outer(x):
+    return inner(x)
+
+@dd.composition
+def other(x):
+    return shout(x)
+"""
+
+
+def test_a_graph_as_text_has_all_that_it_applies(command: Command, tmp_path: Path) -> None:
+    path, text = tmp_path / "nested.py", tmp_path / "outer.dandelion"
+    path.write_text(NESTED)
+    code, _, error = command("graph", path)
+    assert code == 1
+    assert "the text has 3 compositions; name one (--name on the command line)" in error
+    code, out, _ = command("graph", path, "--name", "outer", "--format", "text")
+    assert code == 0
+    assert "composition inner" in out
+    assert "other" not in out
+    text.write_text(out)
+    assert command("check", text)[0] == 0
+
+
 PROGRAM = """
 import dandelion as dd
 

@@ -329,6 +329,31 @@ def test_large_integers_keep_their_value(read: Decode, dtype: str, numbers: list
         assert found == np.ravel(np.asarray(numbers, dtype=object)).tolist()
 
 
+@pytest.mark.parametrize("read", [from_json, from_msgpack])
+def test_nested_numbers_have_a_shape(read: Decode) -> None:
+    """A number, or one list, takes the declared shape."""
+    tall = [[1, 2], [3, 4], [5, 6]]
+    for shape, numbers, found in (
+        ((-1, 2), tall, (3, 2)),
+        (None, tall, (3, 2)),
+        ((-1, 2), [1, 2, 3, 4], (2, 2)),
+        ((1, 1), 7, (1, 1)),
+        (None, [1, 2], None),
+    ):
+        specs = {"a": SetSpec("a", "float32", shape)}
+        given: list[Any] = [numbers, {"numbers": numbers}, {"numbers": numbers, "dtype": "float32"}]
+        for value in given:
+            made = read({"a": value}, specs)["a"]
+            assert made is not None
+            assert made[0].shape in (found, found and (int(np.prod(found)),))
+            assert made[0].numpy("float32").tolist() == np.ravel(numbers).tolist()
+    for shape in ((-1, 3), (2, 3), (6,)):
+        specs = {"a": SetSpec("a", "float32", shape)}
+        for value in (tall, {"numbers": tall}, {"numbers": tall, "dtype": "float32"}):
+            with pytest.raises(InvalidInput, match=r"is float32\[3, 2\], expected"):
+                read({"a": value}, specs)
+
+
 def test_floats_written_as_integers_of_more_than_64_bits() -> None:
     made = from_json({"x": [10**20, 0.5]})["x"]
     assert made is not None

@@ -145,6 +145,24 @@ def test_numbers_without_a_type_get_the_declared_one(value: Any, dtype: str) -> 
     assert np.array_equal(made.numpy(), expected, equal_nan=expected.dtype.kind == "f")
 
 
+def test_nested_numbers_have_a_shape() -> None:
+    tall = [[1, 2], [3, 4], [5, 6]]
+    assert given_set(tall, SetSpec("s", "float32", (-1, 2))).items[0].shape == (3, 2)
+    assert given_set(tall, SetSpec("s", "float32")).numpy().tolist() == tall
+    assert given_set([1, 2, 3, 4], FLOATS).numpy().tolist() == [[1, 2], [3, 4]]
+    for shape in ((-1, 3), (2, 3), (6,)):
+        with pytest.raises(InvalidInput, match=r"is float32\[3, 2\], expected"):
+            given_set(tall, SetSpec("s", "float32", shape))
+
+
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan"])
+def test_results_that_json_has_no_number_for(number: str) -> None:
+    (value,) = [Item("r", 0, number.encode()).value("json")]
+    assert repr(value) == number
+    with pytest.raises(ValueError, match="not valid JSON"):
+        Item("r", 0, b"nano").value("json")
+
+
 @pytest.mark.parametrize(
     ("value", "dtype"),
     [

@@ -109,6 +109,26 @@ def a_condition(x: Any) -> Any:
     return None
 
 
+@fault("no-value", "len(x)")
+def counted(x: Any) -> Any:
+    return render(pages=[x] * len(x))
+
+
+@fault("no-value", "x + 1")
+def added(x: Any) -> Any:
+    return x + 1
+
+
+@fault("no-value", "2 * access(token=x)")
+def multiplied(x: Any) -> Any:
+    return 2 * access(token=x)
+
+
+@fault("no-value", "x < 3")
+def compared(x: Any) -> Any:
+    return x < 3
+
+
 @fault("no-value", "for item in x")
 def a_loop(x: Any) -> Any:
     return [item for item in x]  # noqa: C416

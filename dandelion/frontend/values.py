@@ -104,8 +104,7 @@ def _item(where: str, name: str, value: Plain, spec: SetSpec | None) -> Item:
             raise InvalidInput(
                 where, "the set declares no dtype for numbers", "give text, or data, or a dtype"
             )
-        declared = declared_dtype(spec.dtype)
-        return Item(name, 0, cast_numbers(where, number_array(where, value, declared), declared))
+        return _numbers(where, Item(name), value, None, None, spec)
     raise InvalidInput(
         where, f"{_kind(value)} is not an item", "give a string, or an object with data"
     )
