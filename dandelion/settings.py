@@ -256,6 +256,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     spin_us: int = -1
     engine_spin_us: int = -1
 
+    def __post_init__(self) -> None:
+        given: object = self.backends
+        if isinstance(given, str):
+            raise InvalidInput("backends", "a text instead of names", f'write ("{given}",)')
+
     @property
     def caps(self) -> Limits:
         """The largest limits that a function may have.

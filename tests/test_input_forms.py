@@ -45,10 +45,16 @@ def lengths(xs: Any, of: Any) -> Any:
     return add_length(dd.each(xs), of)
 
 
+@dd.composition
+def caught(xs: Any) -> Any:
+    made = square(dd.each(xs))
+    return {"squares": made, "errors": made.catch()}
+
+
 @pytest.fixture(scope="module")
 def node() -> Iterator[dd.Node]:
     with dd.Node(dd.Settings(backends=("process",))) as made:
-        for one in (squares, inverted, lengths, unbounded):
+        for one in (squares, inverted, lengths, unbounded, caught):
             made.register(one)
         yield made
 
@@ -73,3 +79,18 @@ def test_a_list_is_an_item_for_each_where_it_is_shared_out(
     (made,) = result.values()
     assert made is not None
     assert made.value() == expected
+
+
+def test_errors_sets_are_json(node: dd.Node) -> None:
+    found = node.invoke("caught", xs=[1, "two", 3])
+    squares, errors = found["squares"], found["errors"]
+    assert squares is not None
+    assert errors is not None
+    assert squares.value() == [1, 9]
+    (error,) = errors.value()
+    assert (error["kind"], error["application"]) == ("Raised", "square")
+
+
+def test_names_of_backends_are_several() -> None:
+    with pytest.raises(dd.DandelionError, match=r'a text instead of names; write \("process",\)'):
+        dd.Settings(backends="process")  # type: ignore[arg-type]

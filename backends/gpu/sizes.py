@@ -79,6 +79,7 @@ class Sizes:
         if smallest <= value <= largest:
             return value
         message = f"it comes to {value}, possible is {smallest}..{largest}"
+        message += " (is an input empty?)" if value == 0 else ""
         raise self.error(where, size, message)
 
     def error(self, where: str, size: Size, message: str) -> DandelionError:

@@ -279,6 +279,9 @@ def _output_forms(
         for set_id, form in zip(application.produced, declared, strict=True):
             if set_id is not None and form:
                 forms[set_id] = form if application.is_single else _form_of_several(form)
+        failures = application.failures
+        if failures is not None and failures.errors is not None:
+            forms[failures.errors] = "json" if application.is_single else "json[]"
     return tuple(forms.get(set_id, "") for set_id in outputs) if forms else ()
 
 

@@ -242,11 +242,12 @@ def test_nothing_outlives_a_killed_node(stopped: bool) -> None:
     with node:
         assert node.stdout is not None
         assert node.stdout.readline() == b"ready\n"
-        [zygote] = [pid for pid in children_of(node.pid) if command_of(pid) == b""]
-        descendants = [zygote, *children_of(zygote)]
+        zygotes = [pid for pid in children_of(node.pid) if command_of(pid) == b""]
+        descendants = [*zygotes, *(child for zygote in zygotes for child in children_of(zygote))]
         assert len(descendants) >= 2
         pidfds = opened(descendants)
         if stopped:  # it cannot notice that its control socket closes
-            os.kill(zygote, signal.SIGSTOP)
+            for zygote in zygotes:
+                os.kill(zygote, signal.SIGSTOP)
         node.kill()
         assert gone(pidfds)
