@@ -34,6 +34,19 @@ def remote(command: Command, url: str, monkeypatch: pytest.MonkeyPatch) -> Comma
     return command
 
 
+def test_problems_of_texts_name_their_file(remote: Command, tmp_path: Path) -> None:
+    good, bad, worse = (tmp_path / f"{name}.dandelion" for name in ("a", "bad", "worse"))
+    good.write_text("composition fine(x) => (y) { echo(d = all x) => (y = d); }")
+    bad.write_text("composition one(x) => (y) { nothing(a = all x) => (y = b); }")
+    worse.write_text("\ncomposition two(x) => (y) { nothing(a = all x) => (y = b); }")
+    code, _, error = remote("register", good, bad, worse)
+    assert code == 1
+    assert f"{bad}:1:29: there is no function or composition 'nothing'" in error
+    assert f"{worse}:2:29: there is no function" in error
+    assert remote("register", tmp_path)[2] == error
+    assert "composition 2" not in error
+
+
 def test_register_ls_describe_rm(remote: Command, tmp_path: Path) -> None:
     text = tmp_path / "good.dandelion"
     text.write_text(GOOD)

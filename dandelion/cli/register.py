@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
 from dandelion.cli.connection import connect
 from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
-from dandelion.cli.sources import read_sources
+from dandelion.cli.sources import files_of_texts, read_sources
+from dandelion.errors import InvalidComposition, Problem
 from dandelion.frontend.records import RegisterResponse
+
+_NUMBER = re.compile(r"composition (\d{1,9})(?=:)")
 
 
 def run(arguments: Arguments, out: Output) -> int:
     """Register the contents of all paths."""
     document = read_sources(arguments.paths)
-    with connect(arguments) as client:
-        registered = client.register(document, progress=True)
+    try:
+        with connect(arguments) as client:
+            registered = client.register(document, progress=True)
+    except InvalidComposition as error:
+        files = files_of_texts(arguments.paths)
+        error.problems = tuple([_in_file(p, document.compositions, files) for p in error.problems])
+        raise
     if out.as_json:
         out.document(RegisterResponse(tuple(registered)))
     else:
@@ -21,3 +34,12 @@ def run(arguments: Arguments, out: Output) -> int:
             ("kind", "name", "version"), [(r.kind, r.name, str(r.version)) for r in registered]
         )
     return 0
+
+
+def _in_file(problem: Problem, texts: Sequence[str], files: Mapping[str, str]) -> Problem:
+    """Name the file of a problem, in place of the number of the text in the document."""
+    found = _NUMBER.match(problem.where)
+    if found is None or not 0 < int(found[1]) <= len(texts):
+        return problem
+    name = files.get(texts[int(found[1]) - 1], found[0])
+    return msgspec.structs.replace(problem, where=name + problem.where[found.end() :])

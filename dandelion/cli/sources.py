@@ -63,6 +63,14 @@ def read_sources(paths: Iterable[Path]) -> RegistrationDocument:
     return collect(document for path in paths for document in _read(path))
 
 
+def files_of_texts(paths: Iterable[Path]) -> dict[str, str]:
+    """Give the files of all texts in the composition language that `read_sources` reads."""
+    files: list[Path] = []
+    for path in paths:
+        files += sorted(path.iterdir()) if path.is_dir() else [path]
+    return {_text(file): str(file) for file in files if file.suffix == ".dandelion"}
+
+
 def _read(path: Path) -> list[RegistrationDocument]:
     if not path.exists():
         raise WrongUsage(str(path), "no such file or folder")
