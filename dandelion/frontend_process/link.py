@@ -1,7 +1,8 @@
 """One end of a link: messages over a stream socket, in batches, without waiting.
 
 Messages that are posted in one turn of the loop leave together, as one frame: its length in four
-bytes, then a MessagePack list. What the socket does not take is sent when it does. One read takes
+bytes, then a MessagePack list. Each is encoded when it is posted, so one that cannot be sent fails
+alone, and its sender knows. What the socket does not take is sent when it does. One read takes
 what is there, up to the size of the buffer, and all whole frames in it are given on at once; the
 loop's other work gets its turn between two reads.
 """
@@ -89,9 +90,11 @@ class Link(Generic[_Message]):
         end = len(frame)
         try:
             _encoder.encode_into(message, frame, end)
-        except (ValueError, OverflowError, RecursionError) as error:
-            del frame[end:]
-            raise InvalidInput("request", f"it cannot be sent: {error}") from None
+        except Exception as error:
+            del frame[end:]  # what was written of it
+            if isinstance(error, ValueError | OverflowError | RecursionError):
+                raise InvalidInput("request", f"it cannot be sent: {error}") from None
+            raise
         self._counts[-1] += 1
         if not self._is_due:
             self._is_due = True
