@@ -75,6 +75,23 @@ def add(a: int, b: int, more: list) -> int:
 """
 
 
+NEEDY = """
+
+@dd.function(packages=["there-is-no-such-package"])
+def needy(x: str) -> str:
+    return x
+"""
+
+
+def test_run_needs_the_packages_of_what_it_runs_only(command: Command, app: Path) -> None:
+    app.write_text(app.read_text() + NEEDY)
+    code, out, _ = command("run", f"{app}:count", "page=a b a", "--raw")
+    assert (code, json.loads(out)) == (0, {"a": 2, "b": 1})
+    code, _, error = command("run", f"{app}:needy", "x=a")
+    assert code == 1
+    assert "`dandelion wheels FILE` makes one" in error
+
+
 def test_run(command: Command, app: Path) -> None:
     code, out, _ = command("run", app, "pages=One and one", "--json")
     assert code == 0

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dandelion.cli.invoke import check_numbers, explaining_json, read_sets, show_result
 from dandelion.cli.loading import load_program
 from dandelion.cli.output import Output, WrongUsage
@@ -26,7 +28,7 @@ _READY_S = 120.0
 def run(arguments: Arguments, out: Output) -> int:
     """Run once. Settings come from the environment, as for ``dandelion serve``."""
     path, name = split_target(arguments.source)
-    document, _ = load_program(path)
+    document = _needed(load_program(path)[0], name)
     flags = {"catalog": ["memory:"], **wheel_flags(path, arguments.wheels)}
     with Node(load_settings(None, os.environ, flags)) as node:
         node.wait_ready(_READY_S)
@@ -38,6 +40,14 @@ def run(arguments: Arguments, out: Output) -> int:
             result = node.invoke_sets(chosen, sets, deadline_s=arguments.deadline)
         show_result(arguments, out, "", result.sets)
     return 0
+
+
+def _needed(document: RegistrationDocument, name: str) -> RegistrationDocument:
+    """Leave out what a function does not need: others may have packages that are not here."""
+    functions = tuple([function for function in document.functions if function.name == name])
+    if not functions:  # a composition, or nothing was named
+        return document
+    return msgspec.structs.replace(document, functions=functions, compositions=())
 
 
 def _declared_sets(node: Node, name: str, given: Mapping[str, Any]) -> Mapping[str, ItemSet | None]:

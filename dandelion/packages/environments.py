@@ -193,8 +193,8 @@ class Environments:
         if not source.folder and not source.index and not are_provided(requirements):
             message = "this node has no source of packages"
             remedy = (
-                "set packages_folder to a folder with wheels (--wheels DIR), or packages_index "
-                "to the URL of an index"
+                "set packages_folder to a folder with wheels (--wheels DIR; `dandelion wheels "
+                "FILE` makes one), or packages_index to the URL of an index"
             )
             raise BackendUnavailable("packages", message, remedy)
         if source.folder and not Path(source.folder).is_dir():
