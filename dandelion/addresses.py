@@ -37,11 +37,18 @@ class AddressPolicy(msgspec.Struct, frozen=True):
         networks: in CIDR notation; their addresses may be reached.
         hosts: patterns of names, lower-case; any address of these names may be reached.
         public: whether public addresses may be reached.
+        setting: by which the operator admits others, for errors.
     """
 
     networks: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     public: bool = True
+    setting: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """End of a message: how a host that was refused can be admitted."""
+        return f"; the operator can allow it with {self.setting}" if self.setting else ""
 
     def trusts(self, host: str) -> bool:
         """Tell whether a name may be reached at any address."""
@@ -71,7 +78,7 @@ class AddressPolicy(msgspec.Struct, frozen=True):
         if self.trusts(host):
             return
         if not self.admits(host):
-            raise Refused(f"the address {host} may not be reached")
+            raise Refused(f"the address {host} may not be reached{self.remedy}")
 
 
 def _is_public(address: Address) -> bool:

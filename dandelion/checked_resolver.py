@@ -34,7 +34,8 @@ class CheckedResolver(AbstractResolver):
             return found
         admitted = [result for result in found if self._policy.admits(result["host"])]
         if not admitted:
-            raise Refused(f"'{host}' has no address that may be reached")
+            message = f"'{host}' has no address that may be reached"
+            raise Refused(message + self._policy.remedy)
         return admitted
 
     async def close(self) -> None:

@@ -187,6 +187,13 @@ def test_public_addresses_are_admitted(address: str) -> None:
     assert not policy.AddressPolicy(public=False).admits(address)
 
 
+def test_a_refusal_names_the_setting() -> None:
+    for how, said in (("http.allow", "the option 'http.allow'"), ("", "not be reached$")):
+        setting = f"the option '{how}'" if how else ""
+        with pytest.raises(policy.Refused, match=said):
+            policy.AddressPolicy(setting=setting).check_literal("127.0.0.1")
+
+
 def test_settings_admit_networks_and_names() -> None:
     chosen = policy.read_policy("10.0.0.0/8, fd00::/8,192.168.1.7, *.Internal", "no")
     assert chosen.admits("10.200.0.1")

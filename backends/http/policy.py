@@ -9,6 +9,9 @@ from dandelion.addresses import AddressPolicy as AddressPolicy
 from dandelion.addresses import Refused as Refused
 from dandelion.errors import InvalidInput
 
+SETTING = "the option 'http.allow'"
+"""By which addresses are admitted, for errors."""
+
 _PATTERN = re.compile(r"[a-z0-9_*.-]+")
 
 
@@ -32,4 +35,4 @@ def read_policy(allow: str, public: str) -> AddressPolicy:
             hosts.append(entry)
     if public not in ("yes", "no"):
         raise InvalidInput("options.http.public", f"'{public}' is neither 'yes' nor 'no'")
-    return AddressPolicy(tuple(networks), tuple(hosts), public == "yes")
+    return AddressPolicy(tuple(networks), tuple(hosts), public == "yes", SETTING)

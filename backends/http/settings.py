@@ -8,7 +8,7 @@ import msgspec
 
 from dandelion.errors import InvalidInput, nearest
 
-from .policy import AddressPolicy, read_policy
+from .policy import SETTING, AddressPolicy, read_policy
 
 WHOLE_RESPONSE = "whole_response"
 """Option of a code object: the first output is head, empty line and body."""
@@ -27,7 +27,7 @@ class HttpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cache_entry_bytes: largest body that is stored there.
     """
 
-    policy: AddressPolicy = AddressPolicy()
+    policy: AddressPolicy = AddressPolicy(setting=SETTING)
     concurrency: int = 15
     connect_s: float = 10.0
     retries: int = 2

@@ -56,7 +56,7 @@ class CallbackRules:
         """
         prefixes = tuple(CallbackPrefix.read(text) for text in settings.callback_allow)
         try:
-            policy = AddressPolicy(networks=settings.callback_networks)
+            policy = AddressPolicy(settings.callback_networks, setting="'callback_networks'")
             policy.admits("192.0.2.1")  # reads the networks
         except ValueError as error:
             hint = "write 10.0.0.0/8"
