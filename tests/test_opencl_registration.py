@@ -120,7 +120,10 @@ def test_the_compiler_reads_no_files_of_the_machine(
     told = subprocess.run(command, input=order, stdout=subprocess.PIPE, check=True).stdout
     error = msgspec.msgpack.decode(told, type=Answer).error
     assert error is not None
-    assert "secret.h': Permission denied" in str(from_record(error))
+    words = str(from_record(error))
+    assert "secret.h': Permission denied" in words
+    assert "k.cl:1:10: cannot open file" in words, "no path of the compiler's own folder"
+    assert place not in words
     monkeypatch.setattr(opencl_device, "checked_source", lambda code: None)
     outside = opencl_device.OpenClDevice()
     outside.open()

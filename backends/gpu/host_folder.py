@@ -53,7 +53,7 @@ class HostFolders:
 
 
 def give_to_nobody(folder: Path) -> None:
-    """Make `nobody`, as which a confined process goes on, the owner of a folder and all in it."""
+    """Make the user of confined processes the owner of a folder and of all that is in it."""
     for path in (folder, *folder.rglob("*")):
         os.chown(path, lockdown.NOBODY, lockdown.NOBODY)
 

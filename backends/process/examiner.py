@@ -114,7 +114,7 @@ class SourceExaminer:
         self._idle: list[ProcessEngine] = []
         self._engines: list[ProcessEngine] = []
         self._closings = 0
-        weakref.finalize(self, _close_all, self._engines, os.getpid())  # if its owner does not
+        weakref.finalize(self, _close_left, self._engines, os.getpid())  # if its owner does not
 
     def start(self) -> None:
         """Start its zygote without waiting for it."""
@@ -230,17 +230,22 @@ class SourceExaminer:
             engines = self._engines.copy()
             self._engines.clear()
             self._idle.clear()
-        _close_all(engines, os.getpid())
+        _close_all(engines)
         with self._waits_for_all:  # two that take some places each would wait for each other
             for _ in range(self._at_once):  # all places are free when all runs have ended
                 self._places.acquire()
             self._places.release(self._at_once)
 
 
-def _close_all(engines: list[ProcessEngine], owner: int) -> None:
-    """Close engines, unless this is a forked process: they belong to the parent."""
-    for engine in engines if os.getpid() == owner else ():
+def _close_all(engines: list[ProcessEngine]) -> None:
+    for engine in engines:
         engine.close()
+
+
+def _close_left(engines: list[ProcessEngine], owner: int) -> None:
+    """Close what is left at the end; in a forked process nothing, it belongs to the parent."""
+    if os.getpid() == owner:
+        _close_all(engines)
 
 
 def _groups(functions: Sequence[Function]) -> Iterator[list[Function]]:

@@ -45,7 +45,7 @@ class Compilers:
         self._idle: list[_Process] = []
         self._processes: set[_Process] = set()
         self._closings = 0
-        weakref.finalize(self, _close_all, self._processes, os.getpid())  # if its owner does not
+        weakref.finalize(self, _close_left, self._processes, os.getpid())  # if its owner does not
 
     def compile(self, main: Bytes) -> bytes:
         """Return the machine code of a module, serialized.
@@ -100,13 +100,18 @@ class Compilers:
             processes = self._processes.copy()
             self._processes.clear()
             self._idle.clear()
-        _close_all(processes, os.getpid())
+        _close_all(processes)
 
 
-def _close_all(processes: set[_Process], owner: int) -> None:
-    """Close processes, unless this is a forked process: they belong to the parent."""
-    for process in processes if os.getpid() == owner else ():
+def _close_all(processes: set[_Process]) -> None:
+    for process in processes:
         process.close()
+
+
+def _close_left(processes: set[_Process], owner: int) -> None:
+    """Close what is left at the end; in a forked process nothing, it belongs to the parent."""
+    if os.getpid() == owner:
+        _close_all(processes)
 
 
 class _Process:

@@ -11,6 +11,21 @@ from dandelion.errors import BackendUnavailable
 Product = Callable[[], None]
 
 
+def cuda_torch() -> Any:  # the module
+    """Load torch.
+
+    Raises:
+        BackendUnavailable: there is no torch with CUDA.
+    """
+    try:
+        torch: Any = importlib.import_module("torch")
+    except ImportError as error:
+        raise BackendUnavailable("torch", str(error), "pip install torch") from None
+    if not torch.cuda.is_available():
+        raise BackendUnavailable("torch", "no CUDA device", "install torch with CUDA")
+    return torch
+
+
 def torch_products(m: int, n: int, k: int, precision: str, count: int) -> Product:
     """Capture `count` products of one pair of matrices; returns what replays and waits.
 
@@ -22,12 +37,7 @@ def torch_products(m: int, n: int, k: int, precision: str, count: int) -> Produc
     Raises:
         BackendUnavailable: there is no torch with CUDA.
     """
-    try:
-        torch: Any = importlib.import_module("torch")
-    except ImportError as error:
-        raise BackendUnavailable("torch", str(error), "pip install torch") from None
-    if not torch.cuda.is_available():
-        raise BackendUnavailable("torch", "no CUDA device", "install torch with CUDA")
+    torch = cuda_torch()
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     a = torch.rand(m, k, device="cuda", dtype=dtype) - 0.5

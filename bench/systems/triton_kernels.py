@@ -14,6 +14,8 @@ import dandelion.blueprint as bp
 from dandelion.documents import FunctionDocument, content
 from dandelion.errors import BackendUnavailable
 
+from .torch_products import cuda_torch
+
 tl: Any = None  # triton.language, which the kernel finds here
 TILES = {"bm": 128, "bn": 128, "bk": 64}
 WARPS, STAGES = 8, 3
@@ -95,12 +97,7 @@ def torch_launches(size: int, left: Any, right: Any) -> Callable[[int], Any]:
     Raises:
         BackendUnavailable: torch with CUDA, or Triton, is missing.
     """
-    try:
-        torch: Any = importlib.import_module("torch")
-    except ImportError as error:
-        raise BackendUnavailable("torch", str(error), "pip install torch") from None
-    if not torch.cuda.is_available():
-        raise BackendUnavailable("torch", "no CUDA device", "install torch with CUDA")
+    torch = cuda_torch()
     a, b = (torch.from_numpy(matrix).cuda() for matrix in (left, right))
     c = torch.empty((size, size), dtype=torch.float32, device="cuda")
     launch = kernel()[size // TILES["bm"], size // TILES["bn"]]

@@ -80,8 +80,8 @@ def _refuse_others(
     if extra is not None:
         close = nearest(extra, names)
         hint = f"did you mean '{close}'?" if close else f"it takes {', '.join(names) or 'no sets'}"
-        if not close and nearest(extra, _ARGUMENTS):
-            hint += f"; did you mean the argument '{nearest(extra, _ARGUMENTS)}'?"
+        argument = None if close else nearest(extra, _ARGUMENTS)
+        hint += f"; did you mean the argument '{argument}'?" if argument else ""
         raise InvalidInput(f"sets.{extra}", f"'{plan.name}' has no such input set", hint)
 
 

@@ -28,8 +28,8 @@ from dandelion.scheduler.engine import EnginePhase
 
 log = logging.getLogger("dandelion.node")
 
-_open: weakref.WeakSet[Running] = weakref.WeakSet()
-"""All nodes of this process that may run."""
+_started: weakref.WeakSet[Running] = weakref.WeakSet()
+"""All nodes that were started in this process."""
 
 
 class Running:
@@ -39,7 +39,6 @@ class Running:
         self._parts = parts
         self._closing = threading.Lock()
         self._changed = threading.Condition()
-        _open.add(self)
         parts.runtime.answers.changed = self._notify
 
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -54,6 +53,7 @@ class Running:
         if outdated:
             remedy = extension_modules.REMEDY
             log.warning("%d extension modules are outdated: %s", len(outdated), remedy)
+        _started.add(self)
         parts.pool.start()
         parts.kept_thread.start()
         parts.loop.start(loop)
@@ -212,7 +212,7 @@ class Running:
 
 
 def _forked() -> None:
-    for node in list(_open):
+    for node in list(_started):
         node.left_behind()
 
 
