@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from dandelion.documents import python_function
 from dandelion.errors import Cancelled
 from dandelion.node import Node, Settings
-from tests.processes import children
+from tests.processes import children, lives
 
 LIMIT_S = 20.0
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def in_child(what: Callable[[], None]) -> int:
@@ -71,4 +74,27 @@ def test_a_child_has_no_node_and_the_parent_keeps_its_own() -> None:
         assert in_child(invoke) == 0
         assert in_child(leave) == 7
         assert echo(node) == b"1"
-        assert processes <= children(), "no process of the parent was ended"
+        assert all(map(lives, processes)), "no process of the parent was ended"
+
+
+_PROGRAM = """
+import os, sys
+from dandelion.documents import python_function
+from dandelion.node import Node, Settings
+from tests.processes import children, lives
+function = python_function("def echo(d): return {'o': d}", name="echo", inputs=["d"], outputs=["o"])
+with Node(Settings(backends=("process",), engines={"process": 1})) as node:
+    node.register(function)
+    node.invoke("echo", d=b"1")
+    processes = children()
+    child = os.fork()
+    if not child:
+        sys.exit(7)  # all that Python does at the end of a program
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert all(map(lives, processes)), "a process of the parent was ended"
+    assert node.invoke("echo", d=b"2", deadline_s=10).o.bytes() == b"2"
+"""
+
+
+def test_the_end_of_a_child_ends_nothing_of_its_parent() -> None:
+    subprocess.run([sys.executable, "-c", _PROGRAM], check=True, timeout=60, cwd=ROOT)
