@@ -37,6 +37,7 @@ import numpy as np
 
 from dandelion.arrays import same_dtype, text_of
 from dandelion.data import Item, ItemSet
+from dandelion.errors.misfits import misfit_text
 from dandelion.json_values import json_bytes
 
 NAMES = ("set", "item", "str", "bytes", "memoryview", "array", "dict", "list", "struct",
@@ -246,6 +247,8 @@ def _json(set_name: str, item: Item, kind: _Kind) -> Any:
 def _structure(set_name: str, item: Item, kind: _Kind, cls: type) -> Any:
     try:
         return msgspec.json.decode(item.data, type=cls)
+    except msgspec.ValidationError as error:
+        _mismatch(set_name, item, kind, misfit_text(error))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         _mismatch(set_name, item, kind, str(error))
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from dandelion.markup import Element, heading, page, size_text, table
+from dandelion.markup import Element, heading, page, table
 from dandelion.settings import TenantSettings
+from dandelion.sizes import size_text
 
 
 class EngineCapacity(msgspec.Struct, frozen=True):

@@ -118,13 +118,3 @@ def page(*parts: Cell) -> str:
     style = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.4;overflow-x:auto"
     whole = element("div", *parts, style=style)
     return ElementTree.tostring(whole, encoding="unicode", method="html")
-
-
-def size_text(size_bytes: int) -> str:
-    """Write a number of bytes."""
-    size = float(size_bytes)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError("the last unit has returned")

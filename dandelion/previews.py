@@ -18,9 +18,9 @@ from dandelion.markup import (
     dim,
     element,
     heading,
-    size_text,
     table,
 )
+from dandelion.sizes import size_text
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 

@@ -79,7 +79,7 @@ def test_annotations_become_kinds() -> None:
         "e": "struct/Point?",
         "f": "named:bytes",
         "g": "dict",
-        "h": "dict",
+        "h": "struct/Named",
         "k": "list:list",
         "l": "list:int=",
         "m": "set=",

@@ -237,7 +237,11 @@ def test_attempts_and_errors_sets() -> None:
         second = render(pages=first).attempts(2, on=TimedOut)
         second.catch(Raised)
         again = access(token=errors)
-        return {"out": again, "errors": errors, "again": again.attempts(9).catch("FunctionError")}
+        return {
+            "out": again,
+            "errors": errors,
+            "again": again.attempts(9).catch(on=["FunctionError"]),
+        }
 
     first, second, again = f.composition.applications
     assert first.attempts == AttemptsClause(3, ("RequestFailed", "TimedOut"), 0.5)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from dandelion.markup import Element, code, element, heading, page, size_text, table
+from dandelion.markup import Element, code, element, heading, page, table
+from dandelion.sizes import size_text
 
 from .layout import Slot
 

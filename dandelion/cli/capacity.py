@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dandelion.capacity import Admission, EngineCapacity, NodeCapacity, TenantCapacity
 from dandelion.cli.connection import connect
-from dandelion.cli.output import Output, size_text
+from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
+from dandelion.sizes import size_text
 
 
 def run(arguments: Arguments, out: Output) -> int:

@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 
 from dandelion.cli.connection import connect
-from dandelion.cli.output import Output, size_text
+from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
 from dandelion.data import SetSpec
 from dandelion.frontend.records import Description
 from dandelion.function import Limits
+from dandelion.sizes import size_text
 
 
 def run(arguments: Arguments, out: Output) -> int:

@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from dandelion import __version__, extension_modules
-from dandelion.cli.output import Output, size_text
+from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
 from dandelion.driver import Driver, backend_names, load_driver
 from dandelion.errors import BackendUnavailable, DandelionError
 from dandelion.memory import SharedDomain
+from dandelion.sizes import size_text
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from dandelion.asynchronous.handle import InvocationHandle
 from dandelion.asynchronous.records import KeptEvent, KeptState, KeptView
 from dandelion.cli.connection import connect
-from dandelion.cli.output import Output, size_text
+from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
 from dandelion.errors import from_record
 from dandelion.frontend.client import Client
@@ -16,6 +16,7 @@ from dandelion.frontend.kept_documents import (
     invocations_document,
     kept_document,
 )
+from dandelion.sizes import size_text
 
 COLUMNS = ("id", "name", "state", "attempts", "created", "ended", "result")
 

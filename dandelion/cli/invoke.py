@@ -13,13 +13,14 @@ import msgspec
 
 from dandelion.arrays import text_of
 from dandelion.cli.connection import connect
-from dandelion.cli.output import Output, WrongUsage, size_text
+from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments
 from dandelion.data import Item, ItemSet, Sets, SetSpec
 from dandelion.errors import DandelionError, InvalidInput, nearest
 from dandelion.frontend.client import Client
 from dandelion.frontend.outgoing import Plain
 from dandelion.frontend.set_encoding import encode_json
+from dandelion.sizes import size_text
 
 PREVIEW = 60  # characters
 _NUMBER = re.compile(r"[-+]?\.?\d[\d_.eE+-]*")

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 from dandelion.cli.connection import connect
 from dandelion.cli.grammar import did_you_mean
-from dandelion.cli.output import Output, WrongUsage, size_text
+from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import KINDS, Arguments
 from dandelion.frontend.records import EngineEntry, Entry
+from dandelion.sizes import size_text
 
 SINGULAR = {kind: kind.removesuffix("s") for kind in KINDS} | {"libraries": "library"}
 

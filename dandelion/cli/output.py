@@ -93,12 +93,3 @@ class Output:
     def failure(self, message: str) -> None:
         """Print a message on standard error."""
         print(f"dandelion: {message}", file=sys.stderr)
-
-
-def size_text(size_bytes: int) -> str:
-    """Format a number of bytes, for example ``1.5 MiB``."""
-    size, units = float(size_bytes), ["bytes", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
-        size /= 1024
-        units.pop(0)
-    return f"{size:.0f} {units[0]}" if units[0] == "bytes" else f"{size:.1f} {units[0]}"

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from dandelion.cli.connection import connect
 from dandelion.cli.invoke import check_numbers, described, read_sets
-from dandelion.cli.output import Output, size_text
+from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
 from dandelion.errors import from_record
 from dandelion.recording.records import decode_recording
+from dandelion.sizes import size_text
 
 SUFFIX = ".recording"
 

@@ -18,9 +18,8 @@ import msgspec
 from dandelion.errors import InvalidInput, nearest
 from dandelion.errors.misfits import misfit_text
 from dandelion.settings import Settings, TenantSettings
+from dandelion.sizes import exact_size_text, parse_size
 
-_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)")
 _NamedText: TypeAlias = tuple[str, str]
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 _PREFIX = "DANDELION_"
@@ -94,8 +93,7 @@ def setting_default(name: str) -> str:
     if isinstance(default, tuple):
         return ",".join(default) or "none"
     if name.endswith("_bytes") and default:
-        unit = max((u for u in _UNITS.items() if default % u[1] == 0), key=lambda u: u[1])
-        return f"{default // unit[1]}{unit[0]}"
+        return exact_size_text(default)
     if isinstance(default, bool):
         return str(default).lower()
     return str(default or "none") if isinstance(default, dict | str) else str(default)
@@ -151,7 +149,7 @@ def _tenant(where: str, table: Any) -> TenantSettings:
             hint = f"did you mean '{close}'?" if close else f"they are {', '.join(known)}"
             raise InvalidInput(f"{where}.{name}", "no such setting of a tenant", hint)
         if isinstance(value, str) and name.endswith("_bytes"):
-            values[name] = _size(f"{where}.{name}", value)
+            values[name] = parse_size(f"{where}.{name}", value)
     try:
         return msgspec.convert(values, TenantSettings)
     except msgspec.ValidationError as error:
@@ -194,7 +192,7 @@ def read_text(where: str, name: str, text: str) -> Any:
         InvalidInput: the text does not have the form of the setting.
     """
     if name.endswith("_bytes"):
-        return _size(where, text)
+        return parse_size(where, text)
     if isinstance(_default(name), tuple):
         return [part.strip() for part in text.split(",") if part.strip()]
     if name == "engines":
@@ -221,13 +219,6 @@ def _pair(where: str, text: str) -> tuple[str, str]:
         hint = "write NAME=VALUE, separated by commas; put a value with commas into the file"
         raise InvalidInput(where, f"'{text}' is not NAME=VALUE", hint)
     return name.strip(), value.strip()
-
-
-def _size(where: str, text: str) -> int:
-    match = _SIZE.fullmatch(text.strip())
-    if match is None or match[2] not in _UNITS:
-        raise InvalidInput(where, f"'{text}' is not a size", "such as 1048576, 512MiB or 2GiB")
-    return int(match[1]) * _UNITS[match[2]]
 
 
 def _convert(where: str, name: str, value: Any) -> Any:

@@ -155,11 +155,11 @@ class ApplicationHandle(Handle):
         application.attempts = AttemptsClause(times, kinds, float(backoff_s), user_place())
         return self
 
-    def catch(self, *kinds: Kind) -> SetHandle:
+    def catch(self, on: Kind | Iterable[Kind] = ()) -> SetHandle:
         """Catch failures: each failed instance gives an item of the errors set, and no outputs.
 
         Args:
-            kinds: the errors that are caught, as names or classes of `dandelion.errors`; by default
+            on: the errors that are caught, as names or classes of `dandelion.errors`; by default
                 all that can be.
 
         Returns:
@@ -172,7 +172,7 @@ class ApplicationHandle(Handle):
         if application.errors is not None:
             name = application.signature.name
             refuse("bad-attempts", f"the failures of '{name}' are caught already")
-        application.caught = _kind_names(kinds)
+        application.caught = _kind_names(on)
         application.errors = SetHandle(self._draft, "errors", application)
         return application.errors
 

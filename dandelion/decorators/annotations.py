@@ -49,7 +49,8 @@ _FORMS = {
 }
 _KNOWN = (
     "str, bytes, int, float, bool, dict, list, numpy.ndarray, NDArray[...], a dataclass, a "
-    "msgspec.Struct, Item, ItemSet, list[...] or Iterator[...] of these, or one with '| None'"
+    "TypedDict, a msgspec.Struct, Item, ItemSet, list[...] or Iterator[...] of these, or one "
+    "with '| None'"
 )
 
 
@@ -148,15 +149,15 @@ class Kinds:
             return _array_kind(arguments)
         if origin in (dict, collections.abc.Mapping):
             return self._dict(arguments)
-        if typing.is_typeddict(annotation):
-            return "dict"
         if origin in _LISTS or origin in _ITERATORS:
             if origin is tuple and arguments[-1:] != (Ellipsis,):
                 raise UnknownKind(_shown(annotation))
             several = "iter:" if origin in _ITERATORS else "list:"
             return several + self._element(annotation, arguments)
         if isinstance(annotation, type) and (
-            issubclass(annotation, msgspec.Struct) or dataclasses.is_dataclass(annotation)
+            issubclass(annotation, msgspec.Struct)
+            or dataclasses.is_dataclass(annotation)
+            or typing.is_typeddict(annotation)
         ):
             return f"struct/{self._class(annotation)}"
         raise UnknownKind(_shown(annotation))

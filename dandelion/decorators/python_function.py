@@ -30,6 +30,7 @@ from dandelion.decorators.annotations import Kinds, call_values, spec_of
 from dandelion.documents import (
     CodeDocument,
     FunctionDocument,
+    GivenLimits,
     ItemContent,
     SetLike,
     as_texts,
@@ -288,7 +289,7 @@ def function(
     include: Iterable[object] = (),
     files: Mapping[str, bytes | Path] | None = None,
     static: Mapping[str, Value] | None = None,
-    limits: Limits | Mapping[str, float] | None = None,
+    limits: GivenLimits = None,
     cache: bool = False,
     batching: Batching | None = None,
     secrets: Mapping[str, str] | Iterable[str] | None = None,
@@ -306,7 +307,7 @@ def function(
     include: Iterable[object] = (),
     files: Mapping[str, bytes | Path] | None = None,
     static: Mapping[str, Value] | None = None,
-    limits: Limits | Mapping[str, float] | None = None,
+    limits: GivenLimits = None,
     cache: bool = False,
     batching: Batching | None = None,
     secrets: Mapping[str, str] | Iterable[str] | None = None,
@@ -323,7 +324,7 @@ def function(
         include: functions, classes and modules that the source does not show.
         files: content or path of files that the function reads as ``dandelion.files[name]``.
         static: values of parameters that are fixed at registration.
-        limits: what one instance may use; a `Limits` or its fields.
+        limits: what one instance may use; a `Limits` or its fields, sizes also as ``"128MiB"``.
         cache: keep results by the content of the inputs.
         batching: how waiting calls are joined.
         secrets: names of secrets of the node, by the parameter that each fills; a list if both

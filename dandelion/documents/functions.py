@@ -22,12 +22,13 @@ from dandelion.data import Item, SetSpec, Value
 from dandelion.documents.records import (
     CodeDocument,
     FunctionDocument,
+    GivenLimits,
     SetLike,
     limits_of,
     set_spec,
 )
 from dandelion.errors import InvalidInput
-from dandelion.function import Batching, Limits
+from dandelion.function import Batching
 from dandelion.set_values import is_json, item_set
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def python_function(
     name: str | None = None,
     entry: str | None = None,
     imports: Iterable[str] = (),
-    limits: Limits | Mapping[str, float] | None = None,
+    limits: GivenLimits = None,
     static: Mapping[str, Value] | None = None,
     cache: bool = False,
     batching: Batching | None = None,
@@ -63,7 +64,7 @@ def python_function(
         name: registered name; by default that of the function.
         entry: name of the function within the module; by default `name`.
         imports: modules that the sandbox must have loaded before it is locked, such as ``numpy``.
-        limits: what one instance may use; a `Limits` or its fields.
+        limits: what one instance may use; a `Limits` or its fields, sizes also as ``"128MiB"``.
         static: input sets that are fixed now: a value, or values by item name.
         cache: keep results by the content of the inputs.
         batching: how waiting calls are joined.
@@ -103,7 +104,7 @@ def gpu_function(
     outputs: Iterable[SetLike],
     files: Mapping[str, ContentLike | bytes | Path],
     static: Mapping[str, Value] | None = None,
-    limits: Limits | Mapping[str, float] | None = None,
+    limits: GivenLimits = None,
     batching: Batching | None = None,
 ) -> FunctionDocument:
     """Describe a GPU function: a blueprint and the files with its kernels.
@@ -115,7 +116,7 @@ def gpu_function(
         outputs: output sets; their names are those of the blueprint's outputs.
         files: kernel sources and binaries by the name that the blueprint uses for them.
         static: weights and other inputs that are fixed now: a value, or values by item name.
-        limits: what one instance may use; a `Limits` or its fields.
+        limits: what one instance may use; a `Limits` or its fields, sizes also as ``"128MiB"``.
         batching: how waiting calls are joined.
     """
     inputs = tuple(inputs)

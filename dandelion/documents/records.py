@@ -13,6 +13,7 @@ from dandelion.data import SetSpec
 from dandelion.errors import InvalidInput, nearest
 from dandelion.errors.misfits import misfit_text
 from dandelion.function import Batching, Digest, Limits
+from dandelion.sizes import parse_size
 
 if TYPE_CHECKING:
     from dandelion.dataflow.dsl_sets import ApplicationHandle
@@ -20,8 +21,12 @@ if TYPE_CHECKING:
 SetLike: TypeAlias = SetSpec | str
 
 
-def limits_of(given: Limits | Mapping[str, float] | None, where: str) -> Limits:
-    """Make limits of their fields.
+GivenLimits: TypeAlias = Limits | Mapping[str, float | str] | None
+"""Limits of a function as users give them."""
+
+
+def limits_of(given: GivenLimits, where: str) -> Limits:
+    """Make limits of their fields; sizes may be texts with a unit.
 
     Raises:
         InvalidInput: at `where`: a field is unknown, with the nearest name, or its value is wrong.
@@ -34,8 +39,14 @@ def limits_of(given: Limits | Mapping[str, float] | None, where: str) -> Limits:
             close = nearest(name, known) or next((k for k in known if k.startswith(name)), None)
             hint = f"did you mean '{close}'?" if close else f"the limits are {', '.join(known)}"
             raise InvalidInput(where, f"no limit '{name}'", hint)
+    values = {
+        name: parse_size(f"{where}.{name}", value)
+        if isinstance(value, str) and name.endswith("_bytes")
+        else value
+        for name, value in (given or {}).items()
+    }
     try:
-        return msgspec.convert(dict(given or {}), Limits)
+        return msgspec.convert(values, Limits)
     except msgspec.ValidationError as error:
         raise InvalidInput(where, misfit_text(error)) from None
 
