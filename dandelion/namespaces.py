@@ -170,6 +170,9 @@ class Namespace(Catalog):
             return []
         return self._all.versions(kind, self._of(kind) + name)
 
+    def next_version(self, kind: type[Record], name: str) -> int:
+        return self._all.next_version(kind, self._of(kind) + name)
+
     def has_blob(self, digest: Digest) -> bool:
         return self._all.has_blob(digest)
 

@@ -20,7 +20,7 @@ from dandelion.function import FunctionSpec
 
 def planned_changes(batch: Batch, catalog: Catalog) -> list[PlannedChange]:
     """Compare a checked batch with a catalogue, in the order of `Batch.records`."""
-    return [_planned(record, _newest(record, catalog)) for record in batch.records()]
+    return [_planned(record, catalog) for record in batch.records()]
 
 
 def _newest(record: Record, catalog: Catalog) -> Record | None:
@@ -29,12 +29,13 @@ def _newest(record: Record, catalog: Catalog) -> Record | None:
     return catalog.find_callable(record.name)
 
 
-def _planned(new: Record, old: Record | None) -> PlannedChange:
-    kind = kind_of(type(new))
-    if old is None:
-        return PlannedChange(kind, new.name, 1, "new")
-    if same_but_version(new, old):
+def _planned(new: Record, catalog: Catalog) -> PlannedChange:
+    kind, old = kind_of(type(new)), _newest(new, catalog)
+    if old is not None and same_but_version(new, old):
         return PlannedChange(kind, new.name, old.version, "same")
+    version = catalog.next_version(type(new), new.name)
+    if old is None:
+        return PlannedChange(kind, new.name, version, "new")
     breaking: tuple[str, ...] = ()
     if isinstance(new, FunctionSpec) and isinstance(old, FunctionSpec):
         breaking = (
@@ -46,7 +47,7 @@ def _planned(new: Record, old: Record | None) -> PlannedChange:
             *_differ("input", _named(old.inputs), _named(new.inputs)),
             *_differ("output", _named(old.outputs), _named(new.outputs)),
         )
-    return PlannedChange(kind, new.name, old.version + 1, "changed", breaking)
+    return PlannedChange(kind, new.name, version, "changed", breaking)
 
 
 def _given(spec: FunctionSpec) -> list[SetSpec]:

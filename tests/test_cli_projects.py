@@ -206,6 +206,31 @@ def test_deploy_shows_changes_and_takes_them_back(command: Command, app: Path, u
     assert "was registered after" in error
 
 
+def test_a_deployment_after_a_removal_is_taken_back(command: Command, app: Path, url: str) -> None:
+    def planned() -> dict[str, tuple[str, int]]:
+        code, out, _ = command("deploy", app, "--dry-run", "--json", "--url", url)
+        assert code == 0
+        return {c["name"]: (c["change"], c["version"]) for c in json.loads(out)["changes"]}
+
+    assert command("deploy", app, "--yes", "--url", url)[0] == 0
+    before = {name: version for name, (_, version) in planned().items()}
+    for name in ("word_count", "total", "count"):
+        assert command("rm", name, "--url", url)[0] == 0
+    assert planned() == {name: ("new", version + 1) for name, version in before.items()}
+    assert command("deploy", app, "--url", url)[0] == 0
+    assert command("rm", "word_count", "--url", url)[0] == 0
+    code, out, _ = command("deploy", app, "--undo", "--url", url)
+    assert code == 0
+    assert out.splitlines() == [
+        f"composition word_count, version {before['word_count'] + 1}, is not there any more",
+        f"removed function count, version {before['count'] + 1}",
+        f"removed function total, version {before['total'] + 1}",
+    ]
+    code, _, error = command("deploy", app, "--undo", "--url", url)
+    assert code == 2
+    assert "nothing is left that was deployed" in error
+
+
 def test_top_and_trace(command: Command, app: Path, url: str) -> None:
     command("register", app, "--url", url)
     with Client(url) as client:

@@ -69,6 +69,10 @@ class Catalog(abc.ABC):
         """All registered versions of a name, ascending; empty if there is none."""
 
     @abc.abstractmethod
+    def next_version(self, kind: type[Record], name: str) -> int:
+        """Tell which version the next change of a name will have; those of removed ones never."""
+
+    @abc.abstractmethod
     def has_blob(self, digest: Digest) -> bool:
         """Tell whether a blob is stored."""
 

@@ -62,7 +62,7 @@ class MemoryCatalog(Catalog):
         newest = versions[max(versions)] if versions else None
         if newest is not None and same_but_version(record, newest):
             return newest
-        return with_version(record, self._next.get(slot_of(record), 0) + 1)
+        return with_version(record, self.next_version(type(record), record.name))
 
     def _insert(self, record: Record) -> None:
         slot = slot_of(record)
@@ -148,6 +148,10 @@ class MemoryCatalog(Catalog):
     def versions(self, kind: type[Record], name: str) -> list[int]:
         with self._lock:
             return sorted(self._records.get((kind_of(kind), name), ()))
+
+    def next_version(self, kind: type[Record], name: str) -> int:
+        with self._lock:
+            return self._next.get((kind_of(kind), name), 0) + 1
 
     def has_blob(self, digest: Digest) -> bool:
         return digest in self._blobs

@@ -24,18 +24,19 @@ STATE = ".dandelion-deployed.json"
 
 
 class _Deployed(msgspec.Struct):
-    """What the last deployment to a node registered: kind, name, version, whether it was new."""
+    """What the last deployment to a node registered: kind, name, version."""
 
-    things: list[tuple[str, str, int, bool]] = []
+    things: list[tuple[str, str, int]] = []
 
 
 def run(arguments: Arguments, out: Output) -> int:
     """Deploy. The exit code is 1 if it was declined."""
     (path,) = arguments.paths
     state = (path if path.is_dir() else path.parent) / STATE
+    deployed = _read(state)
     with connect(arguments) as client:
         if arguments.undo:
-            return _undo(client, state, out)
+            return _undo(client, state, deployed, out)
         document = _document(path)
         changes = client.compare(document)
         changed = [change for change in changes if change.change != "same"]
@@ -49,7 +50,9 @@ def run(arguments: Arguments, out: Output) -> int:
             out.failure("nothing was registered; deploy with --yes to change it all the same")
             return 1
         registered = client.register(document, progress=True)
-    _note(state, client.url, changed)
+    names = {(change.kind, change.name) for change in changed}
+    things = [(r.kind, r.name, r.version) for r in registered if (r.kind, r.name) in names]
+    _write(state, deployed | {client.url: _Deployed(things)})
     if out.as_json:
         out.document({"changes": changes, "registered": registered})
     else:
@@ -88,31 +91,27 @@ def _write(state: Path, found: dict[str, _Deployed]) -> None:
     state.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
 
 
-def _note(state: Path, url: str, changed: list[PlannedChange]) -> None:
-    found = _read(state)
-    things = [(c.kind, c.name, c.version, c.change == "new") for c in changed]
-    found[url] = _Deployed(things)
-    _write(state, found)
-
-
-def _undo(client: Client, state: Path, out: Output) -> int:
-    found = _read(state)
-    deployed = found.get(client.url)
+def _undo(client: Client, state: Path, found: dict[str, _Deployed], out: Output) -> int:
+    deployed = found.pop(client.url, None)
     if deployed is None or not deployed.things:
-        hint = "it takes back what 'dandelion deploy' of this file did; check FILE and --url"
-        raise WrongUsage("--undo", f"nothing of it was deployed to {client.url}", hint)
-    for kind, name, version, _ in deployed.things:
-        newest = client.describe(name).version
-        if newest != version:
+        message = f"nothing is left that was deployed to {client.url}"
+        hint = "it takes back the last 'dandelion deploy' of this file once; check FILE and --url"
+        raise WrongUsage("--undo", message, hint)
+    present = {(entry.kind, entry.name): entry.version for entry in client.list()}
+    for kind, name, version in deployed.things:
+        newest = present.get((kind, name), 0)
+        if newest > version:
             message = (
                 f"version {newest} was registered after version {version} of this deployment; "
                 f"remove it first: dandelion rm {name} --version {newest}"
             )
             raise Conflict(kind, name, message)
     order = {"composition": 0, "function": 1, "library": 2}  # what uses others goes first
-    for kind, name, version, _ in sorted(deployed.things, key=lambda one: order[one[0]]):
-        client.remove(name, version)
-        out.line(f"removed {kind} {name}, version {version}")
-    del found[client.url]
+    for kind, name, version in sorted(deployed.things, key=lambda one: order[one[0]]):
+        if present.get((kind, name)) == version:
+            client.remove(name, version)
+            out.line(f"removed {kind} {name}, version {version}")
+        else:
+            out.line(f"{kind} {name}, version {version}, is not there any more")
     _write(state, found)
     return 0

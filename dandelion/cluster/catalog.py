@@ -319,6 +319,9 @@ class ClusterCatalog(Catalog):
     def versions(self, kind: type[Record], name: str) -> list[int]:
         return self.own.versions(kind, name)
 
+    def next_version(self, kind: type[Record], name: str) -> int:
+        return self.own.next_version(kind, name)
+
     def has_blob(self, digest: Digest) -> bool:
         return self.own.has_blob(digest)
 
