@@ -6,15 +6,18 @@ MessagePack ``data`` is binary.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from pathlib import Path
+from typing import TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 
 from dandelion.arrays import Array, Shape, checked_type
 from dandelion.data import Bytes, Item
+from dandelion.errors import InvalidInput
 
 _Binary: TypeAlias = bytes  # in the class below, ``bytes`` is the method
+_Other = TypeVar("_Other")
 
 
 class Content(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -74,3 +77,19 @@ def item_content(value: StaticValue) -> ItemContent:
         return ItemContent(data=item.bytes(), dtype=item.dtype, shape=item.shape)
     made = content(value)
     return ItemContent(made.text, made.data)
+
+
+def read_if_path(where: str, given: Path | _Other) -> _Binary | _Other:
+    """Read the file of a path; return anything else as it is.
+
+    Raises:
+        InvalidInput: at `where`: the file cannot be read.
+    """
+    if not isinstance(given, Path):
+        return given
+    try:
+        return given.read_bytes()
+    except OSError as error:
+        hint = "" if given.is_absolute() else f"write Path(__file__).parent / '{given}'"
+        shown = f"{given} in {Path.cwd()}" if hint else str(given)
+        raise InvalidInput(where, f"{shown}: {error.strerror}", hint) from None

@@ -190,7 +190,7 @@ class Namespace(Catalog):
         except Unknown as error:
             own = [record.name for record in self.records() if type(record) is kind]
             close = nearest(name, own) if version is None else None
-            raise Unknown(error.kind, name, version, close) from None
+            raise Unknown(error.kind, name, version, close, error.hint) from None
         except Conflict as error:
             raise self._plain_conflict(error) from None
         return [self._plain(record) for record in removed]

@@ -157,7 +157,7 @@ def test_invoke(remote: Command, tmp_path: Path) -> None:
         (["echo", "a=@/no/such/file"], 1, "No such file"),
         (["echo", "aa=x"], 1, "did you mean 'a'"),
         (["ecko", "a=x"], 1, "did you mean 'echo'"),
-        (["echo", "a=x", "--version", "9"], 1, "version 9"),
+        (["echo", "a=x", "--version", "9"], 1, "version 9; it has version"),
         (["echo", "a=x", "--deadline", "-1"], 1, "deadline"),
         (["echo", "a=x", "--priority", "1001"], 1, "1001"),
         (["echo", "a=x", "--priority", "high"], 2, "high"),

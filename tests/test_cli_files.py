@@ -103,6 +103,12 @@ def test_check_points_at_the_place(command: Command, tmp_path: Path) -> None:
     assert f"{broken}: blueprint.inputs" in out
     assert f"{document}: compositions[1]" in out
     assert "4 files checked, 3 with problems" in out
+    assert "Python files" not in out
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "app.py").write_text("def (")
+    code, out, _ = command("check", tmp_path / "empty", bad)
+    assert code == 1
+    assert "Python files are checked if they are named\n1 file checked" in out
 
 
 def test_check_looks_into_the_sources_beside_a_blueprint(command: Command, tmp_path: Path) -> None:
@@ -211,7 +217,7 @@ def test_check_a_python_file(command: Command, tmp_path: Path, program: str, fou
     code, out, _ = command("check", path)
     assert code == bool(found)
     assert re.search(found, out)
-    assert command("check", tmp_path)[1].startswith("0 files"), "it has to be named"
+    assert "named\n0 files" in command("check", tmp_path)[1], "it has to be named"
 
 
 def test_graph_of_a_file(command: Command, tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def test_init_keeps_existing_files(command: Command, app: Path) -> None:
     assert code == 2
     assert "app.py" in error
     assert app.read_text() == "mine"
+    assert "it is a file" in command("init", app)[2]
 
 
 def test_the_tests_of_a_new_project_pass(app: Path) -> None:

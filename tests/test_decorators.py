@@ -89,6 +89,21 @@ def inner(values: np.ndarray) -> np.ndarray:
     return values
 
 
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"f\.files\.a: no in .*write Path\(__file__\)"):
+        dd.gpu_function("f", "{}", inputs=["x"], outputs=["y"], files={"a": Path("no")})
+    with pytest.raises(InvalidInput, match=r"f\.blueprint: .*no: No such file"):
+        dd.gpu_function("f", tmp_path / "no", inputs=["x"], outputs=["y"], files={})
+    with pytest.raises(InvalidInput, match=r"source: .*Is a directory"):
+        dd.python_function(tmp_path, name="f", outputs=["y"])
+    with pytest.raises(InvalidInput, match=r"identity\.files\.a: no in "):
+        _ = dd.function(files={"a": Path("no")})(identity).document
+
+
+def identity(x: int) -> int:
+    return x
+
+
 def test_static_sets_and_files_are_there_in_tests_and_in_calls(node: Node) -> None:
     expected = np.array([0.0, 2.0, 4.0])
     np.testing.assert_array_equal(scale(np.ones(3)), expected)
@@ -156,6 +171,7 @@ def test_what_was_registered_can_be_invoked(node: Node) -> None:
 
 
 def test_a_misspelt_set_is_named_before_the_missing_one(node: Node) -> None:
+    node.register(scale)
     with pytest.raises(InvalidInput, match="did you mean 'values'") as caught:
         node.invoke("scale", vales=np.ones(3))
     assert caught.value.where == "sets.vales"

@@ -21,7 +21,7 @@ from dandelion.catalog.records import (
     with_version,
 )
 from dandelion.data import Bytes
-from dandelion.errors import Unknown, nearest
+from dandelion.errors import Unknown, nearest, versions_hint
 from dandelion.function import Digest, FunctionSpec
 
 _CHANGES, _LARGE = 1024, 256
@@ -172,7 +172,8 @@ class MemoryCatalog(Catalog):
             removed = [r for v, r in sorted(versions.items()) if version in (None, v)]
             if not removed:
                 known = [] if versions else [n for k, n in self._records if k == slot[0]]
-                raise Unknown(slot[0], name, version, nearest(name, known))
+                hint = versions_hint(sorted(versions))
+                raise Unknown(slot[0], name, version, nearest(name, known), hint)
             if len(removed) == len(versions):
                 everything = (r for v in self._records.values() for r in v.values())
                 check_unused(slot[0], name, everything)

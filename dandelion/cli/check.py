@@ -28,6 +28,7 @@ from dandelion.frontend.records import read_document
 from dandelion.function import CodeObject, Function, FunctionSpec, digest_of
 from dandelion.node.loaded_backends import load_checkers
 
+_NAME_PROGRAMS = "Python files are checked if they are named"
 _FORMAT = "blueprint"  # format of code objects
 _FIELDS = ("blueprint", "kernels", "modules", "module_path")
 _DOCUMENT = ("functions", "libraries", "compositions")
@@ -50,6 +51,9 @@ def run(arguments: Arguments, out: Output) -> int:
         for result in checked:
             for problem in result.problems:
                 out.line(str(problem))
+        for path in arguments.paths:
+            if path.is_dir() and not any(Path(r.file).is_relative_to(path) for r in checked):
+                out.line(f"{path}: no *.dandelion, blueprint or document in it; {_NAME_PROGRAMS}")
         bad = sum(bool(result.problems) for result in checked)
         files = "1 file" if len(checked) == 1 else f"{len(checked)} files"
         out.line(f"{files} checked, {bad or 'none'} with problems")

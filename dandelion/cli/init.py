@@ -120,6 +120,8 @@ def run(arguments: Arguments, out: Output) -> int:
     """Write the files of a project; existing files are never changed."""
     folder = arguments.folder
     files = FILES_WITH_PACKAGES if arguments.with_packages else FILES
+    if folder.exists() and not folder.is_dir():
+        raise WrongUsage(str(folder), "it is a file", "name a folder")
     present = [name for name in files if (folder / name).exists()]
     if present:
         message = f"it already has {', '.join(present)}"

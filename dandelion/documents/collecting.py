@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import cast
 
-from dandelion.contents import Content, ContentLike, content
+from dandelion.contents import Content, ContentLike, content, read_if_path
 from dandelion.documents.records import (
     FunctionDocument,
     FunctionLike,
@@ -45,7 +45,7 @@ def collect(
     """
     found = _Collected()
     for name, library in (libraries or {}).items():
-        _add(found.code, name, library.read_bytes() if isinstance(library, Path) else library)
+        _add(found.code, name, read_if_path(f"libraries.{name}", library))
     for function in functions:
         found.add_function(function)
     for thing in things:

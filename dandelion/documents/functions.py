@@ -17,6 +17,7 @@ from dandelion.contents import (
     ItemContentLike,
     content,
     item_content,
+    read_if_path,
 )
 from dandelion.data import Item, SetSpec, Value
 from dandelion.documents.records import (
@@ -78,7 +79,7 @@ def python_function(
         if inputs is None:
             inputs = tuple(inspect.signature(source).parameters)
     else:
-        text = source.read_text() if isinstance(source, Path) else source
+        text = source if isinstance(source, str) else read_if_path("source", source).decode()
     name = name or entry
     if name is None:
         raise InvalidInput("name", "a function given as text needs a name", "give name=...")
@@ -122,15 +123,17 @@ def gpu_function(
     inputs = tuple(inputs)
     if not isinstance(blueprint, str | bytes | Path):
         blueprint = blueprint.json()
-    main = blueprint.read_bytes() if isinstance(blueprint, Path) else blueprint
-    read = {n: f.read_bytes() if isinstance(f, Path) else f for n, f in files.items()}
+    main = content(read_if_path(f"{name}.blueprint", blueprint))
+    read: dict[str, ContentLike] = {
+        n: content(read_if_path(f"{name}.files.{n}", f)) for n, f in files.items()
+    }
     return FunctionDocument(
         name=name,
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         static=static_contents(static, inputs or ()),
         limits=limits_of(limits, f"{name}.limits"),
-        code=(CodeDocument("blueprint", content(main), {n: content(f) for n, f in read.items()}),),
+        code=(CodeDocument("blueprint", main, read),),
         batching=batching,
     )
 

@@ -89,6 +89,7 @@ from dandelion.errors.restoring import (
 )
 from dandelion.errors.suggestions import (
     nearest,
+    versions_hint,
 )
 
 __all__ = [
@@ -142,6 +143,7 @@ __all__ = [
     "from_record",
     "nearest",
     "root_of",
+    "versions_hint",
 ]
 
 for _name in __all__:

@@ -16,7 +16,7 @@ from dandelion.catalog import Catalog, CompositionRecord
 from dandelion.dataflow.graph import Composition
 from dandelion.dataflow.language import parse
 from dandelion.dispatcher.plan import CompositionPlan, Target, compile_composition, direct_plan
-from dandelion.errors import BackendUnavailable, InternalError, Unknown, nearest
+from dandelion.errors import BackendUnavailable, InternalError, Unknown, nearest, versions_hint
 from dandelion.function import FunctionSpec, Limits, digest_of
 from dandelion.fusion import Found, Whole, whole
 from dandelion.node.fuser import Fuser
@@ -129,7 +129,9 @@ class Library:
             raise BackendUnavailable(backend, f"it provides '{name}' and is not started", remedy)
         names = [*self.platform, *(r.name for r in self.catalog.records())]
         close = nearest(name, names) if version is None else None
-        raise Unknown("function or composition", name, version, close)
+        kinds = (FunctionSpec, CompositionRecord)
+        hint = versions_hint([v for kind in kinds for v in self.catalog.versions(kind, name)])
+        raise Unknown("function or composition", name, version, close, hint)
 
     def _capped(self, spec: FunctionSpec) -> FunctionSpec:
         limits = spec.limits.within(self._caps)

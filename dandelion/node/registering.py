@@ -16,6 +16,7 @@ from dandelion.documents import (
     RegistrationDocument,
     collect,
 )
+from dandelion.errors import Conflict
 from dandelion.function import FunctionSpec
 from dandelion.namespaces import DEFAULT_TENANT
 from dandelion.node.components import Components, NodeState
@@ -167,9 +168,13 @@ class Registering:
         """Remove one version of a name, or all.
 
         Raises:
-            Unknown, Conflict: there is no such thing, or a composition uses it.
+            Unknown, Conflict: there is no such thing, or a composition uses it, or it belongs to
+                the platform.
         """
         space = self._parts.spaces.of(tenant)
+        if kind is FunctionSpec and name in space.library.platform:
+            message = "it is a function of the platform, which the node's backends provide"
+            raise Conflict("function", name, message)
         with self._parts.registering:  # or a composition may be registered that uses it meanwhile
             removed = space.catalog.remove(kind, name, version)
         self._parts.packages.release_unused()

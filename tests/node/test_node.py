@@ -158,8 +158,10 @@ def test_wrong_calls_say_what_is_wrong(node: Node) -> None:
         node.invoke("Both", x=b"", xx=b"")
     with pytest.raises(Unknown, match="did you mean 'Both'"):
         node.invoke("Botth", x=b"")
-    with pytest.raises(Unknown, match="version 9"):
+    with pytest.raises(Unknown, match="version 9; it has version"):
         node.invoke("Both", version=9, x=b"")
+    with pytest.raises(Unknown, match="version 9; it has version"):
+        node.remove(CompositionRecord, "Both", 9)
     for deadline_s in (-1, 0, 1e9, 10**400, math.nan, np.float32(-1), "5", b"5", True, [1]):
         wrong = cast(float, deadline_s)
         with pytest.raises(InvalidInput, match=r"deadline_s: .* not a positive number of seconds"):
@@ -409,3 +411,11 @@ def test_what_begins_together_runs_at_the_end_of_the_call() -> None:
             assert begin().id == ended[-1]
 
     asyncio.run(begin_three())
+
+
+def test_functions_of_the_platform_are_not_removed() -> None:
+    with Node(Settings(backends=("http",), arena_bytes=1 << 20)) as small:
+        with pytest.raises(Conflict, match="a function of the platform"):
+            small.remove(FunctionSpec, "HTTP")
+        with pytest.raises(Unknown, match="no function 'HTPP'"):
+            small.remove(FunctionSpec, "HTPP")
