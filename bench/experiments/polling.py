@@ -43,7 +43,7 @@ SLEEPS, POLLS = "sleeping", "polling"
 SPINS: Mapping[str, int] = {SLEEPS: 0, POLLS: 1000}
 CALLERS = 8
 TURNS = 16
-BLOCK = 200
+BLOCK, QUICK_BLOCK = 200, 10
 """Calls of one kind in a row."""
 BLOCKING, AWAITED = "a blocking call", "an awaited call"
 ONE, MANY = "over HTTP, one caller", f"over HTTP, {CALLERS} callers"
@@ -90,6 +90,7 @@ def _row(kind: str, what: str, samples: Samples, seconds: float, **values: float
 def _blocking(bench: Bench, chain: KernelChain) -> list[Row]:
     """Call two nodes in this process from its main thread."""
     sets = one_item(chain.work.entry, chain.body)
+    block = bench.pick(QUICK_BLOCK, BLOCK, BLOCK)
     with contextlib.ExitStack() as closing:
         nodes = {
             kind: closing.enter_context(open_node(_settings(bench, kind), 1)) for kind in SPINS
@@ -99,7 +100,7 @@ def _blocking(bench: Bench, chain: KernelChain) -> list[Row]:
         bench.say(BLOCKING)
         timed = in_turns(
             {k: partial(node.invoke_sets, chain.function, sets) for k, node in nodes.items()},
-            count=bench.pick(20, 4000, 10000), warm_up=BLOCK, block=BLOCK,
+            count=bench.pick(20, 4000, 10000), warm_up=block, block=block,
         )  # fmt: skip
     return [_row(kind, BLOCKING, found, sum(found.ns) / 1e9) for kind, found in timed.items()]
 
@@ -107,6 +108,7 @@ def _blocking(bench: Bench, chain: KernelChain) -> list[Row]:
 async def _awaited(bench: Bench, chain: KernelChain) -> list[Row]:
     """Await calls of two nodes on this loop."""
     sets = one_item(chain.work.entry, chain.body)
+    block = bench.pick(QUICK_BLOCK, BLOCK, BLOCK)
     clock, found = time.perf_counter_ns, {kind: Samples([]) for kind in SPINS}
     async with contextlib.AsyncExitStack() as closing:
         nodes: dict[str, Node] = {}
@@ -115,12 +117,12 @@ async def _awaited(bench: Bench, chain: KernelChain) -> list[Row]:
             nodes[kind] = node = await closing.enter_async_context(Node(settings))
             await asyncio.to_thread(wait_engines, node, 1)
             await asyncio.to_thread(node.register, chain.document)
-            for _ in range(BLOCK):
+            for _ in range(block):
                 await node.invoke_sets_async(chain.function, sets)
         bench.say(AWAITED)
         for _ in range(bench.pick(1, 20, 50)):
             for kind, node in nodes.items():
-                for _ in range(BLOCK):
+                for _ in range(block):
                     began_ns = clock()
                     await node.invoke_sets_async(chain.function, sets)
                     found[kind].ns.append(clock() - began_ns)
