@@ -31,6 +31,9 @@ class Tensors(Protocol):
     def cast(self, tensor: Tensor, dtype: str) -> Tensor:
         """Convert to an element type."""
 
+    def bits(self, tensor: Tensor, dtype: str) -> Tensor:
+        """The bits of each number as a type of the same size."""
+
     def cat(self, tensors: Sequence[Tensor], dimension: int) -> Tensor:
         """Join along a dimension."""
 

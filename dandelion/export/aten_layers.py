@@ -191,7 +191,9 @@ def _cumsum(step: Step, x: Tensor, dimension: int, **_: Any) -> Tensor:
 
 
 def _axes(x: Tensor, given: Any) -> tuple[int, ...]:
-    """Dimensions of a reduction; none means all."""
+    """Dimensions of a reduction; none means all. A single number has none."""
+    if not x.shape:
+        return ()
     found = (given,) if isinstance(given, int) else tuple(given or ())
     return tuple(d % len(x.shape) for d in found) or tuple(range(len(x.shape)))
 
@@ -228,6 +230,8 @@ def _amin(step: Step, x: Tensor, axes: Any = None, keepdim: bool = False) -> Ten
 @rule("max.dim", "min.dim", kind=_HEAVY)
 def _extreme(step: Step, x: Tensor, dimension: int, keepdim: bool = False) -> Any:
     name = "max" if ".max." in step.node.operator else "min"
+    if not x.shape:
+        return [x, step.tensors.full((), 0, "int64")]
     found = getattr(x, name)(dimension, keepdim=keepdim)
     return [found, getattr(x, f"arg{name}")(dimension, keepdim=keepdim)]
 
@@ -235,7 +239,7 @@ def _extreme(step: Step, x: Tensor, dimension: int, keepdim: bool = False) -> An
 @rule("argmax", "argmin", kind=_HEAVY)
 def _argmax(step: Step, x: Tensor, dimension: int | None = None, keepdim: bool = False) -> Tensor:
     name = "argmax" if "argmax" in step.node.operator else "argmin"
-    if dimension is None:
+    if dimension is None or not x.shape:
         return getattr(x.flatten(), name)(0).reshape(step.shape)
     return getattr(x, name)(dimension, keepdim=keepdim)
 
@@ -271,9 +275,8 @@ def _var_mean(
 ) -> Any:
     chosen = _axes(x, axes)
     made = _variance(step, x, chosen, 1 if correction is None else correction)
-    shapes = [one.shape for one in step.node.results]
-    mean = x.mean(chosen, keepdim=True)
-    return [made.reshape(shapes[0] or made.shape), mean.reshape(shapes[1] or mean.shape)]
+    results = zip((made, x.mean(chosen, keepdim=True)), step.node.results, strict=True)
+    return [None if kind is None else one.reshape(kind.shape) for one, kind in results]
 
 
 @rule("logsumexp", kind=_HEAVY)
@@ -299,6 +302,8 @@ def _vector_norm(
 def _topk(
     step: Step, x: Tensor, count: int, dimension: int = -1, largest: bool = True, *_: Any
 ) -> Any:
+    if not x.shape:
+        return [x, step.tensors.full((), 0, "int64")]
     return list(x.topk(count, dimension, largest))
 
 
@@ -306,5 +311,7 @@ def _topk(
 def _sort(
     step: Step, x: Tensor, dimension: int = -1, descending: bool = False, **given: Any
 ) -> Any:
+    if not x.shape:
+        return [x, step.tensors.full((), 0, "int64")]
     chosen = given.get("dim", dimension)
     return list(x.sort(chosen, given.get("descending", descending)))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dandelion.export.aten import NotSupported, Step, Tensor, rule
+from dandelion.export.aten import Step, Tensor, rule
+from dandelion.export.aten_functions import expm1, log1p
 
 _METHODS = {
     **{n: n for n in ("abs", "neg", "exp", "exp2", "log", "log2", "log10", "sqrt", "rsqrt")},
-    **{n: n for n in ("reciprocal", "square", "sign", "floor", "ceil", "trunc", "round")},
-    **{n: n for n in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh")},
-    **{n: n for n in ("asinh", "acosh", "atanh", "sigmoid", "erf", "relu", "relu6", "silu")},
-    **{n: n for n in ("mish", "hardsigmoid", "hardswish", "isnan", "isinf")},
-    **{n: n for n in ("logical_not", "bitwise_not")},
+    **{n: n for n in ("reciprocal", "square", "floor", "ceil", "trunc", "sin", "cosh")},
+    **{n: n for n in ("sigmoid", "relu", "relu6", "silu", "mish", "hardsigmoid", "hardswish")},
+    **{n: n for n in ("isnan", "isinf", "logical_not", "bitwise_not")},
     "log_sigmoid": "logsigmoid",
 }
 """Operators that are a method of tensors."""
@@ -27,19 +26,6 @@ def _unary(operator: str, method: str) -> None:
 
 for _name, _method in _METHODS.items():
     _unary(_name, _method)
-
-
-@rule("log1p")
-def _log1p(step: Step, x: Tensor) -> Tensor:
-    # log(1 + x) loses the digits of a small x; the quotient restores them
-    total = x + 1
-    return (total.eq(1)).where(x, total.log() * x / (total - 1))
-
-
-@rule("expm1")
-def _expm1(step: Step, x: Tensor) -> Tensor:
-    series = x + x * x * 0.5 + x * x * x * (1 / 6) + x * x * x * x * (1 / 24)
-    return (x.abs() < 0.1).where(series, x.exp() - 1)
 
 
 @rule("add.Tensor", "add.Scalar")
@@ -62,41 +48,9 @@ def _mul(step: Step, x: Tensor, y: Any) -> Tensor:
     return x * y
 
 
-@rule("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode")
-def _div(step: Step, x: Tensor, y: Any, rounding_mode: str | None = None) -> Tensor:
-    if rounding_mode is None:
-        return x / y
-    return x.div(y, rounding_mode=rounding_mode)
-
-
-@rule("floor_divide")
-def _floor_divide(step: Step, x: Tensor, y: Any) -> Tensor:
-    return x.div(y, rounding_mode="floor")
-
-
-@rule("remainder.Tensor", "remainder.Scalar")
-def _remainder(step: Step, x: Tensor, y: Any) -> Tensor:
-    if step.dtype.startswith("float"):
-        return x - (x / y).floor() * y
-    return x % y
-
-
-@rule("fmod.Tensor", "fmod.Scalar")
-def _fmod(step: Step, x: Tensor, y: Any) -> Tensor:
-    if step.dtype.startswith("float"):
-        return x - (x / y).trunc() * y
-    return x - x.div(y, rounding_mode="trunc") * y
-
-
-@rule("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
-def _pow(step: Step, x: Any, y: Any) -> Tensor:
-    if isinstance(x, int | float):
-        if x <= 0:
-            raise NotSupported(f"powers of the number {x}")
-        return (y * math.log2(x)).exp2()
-    if isinstance(y, int | float) and y == 0.5:
-        return x.sqrt()
-    return x.pow(y)
+@rule("div.Tensor", "div.Scalar")
+def _div(step: Step, x: Tensor, y: Any) -> Tensor:
+    return x / y
 
 
 @rule("maximum")
@@ -140,22 +94,14 @@ def _leaky_relu(step: Step, x: Tensor, slope: float = 0.01) -> Tensor:
 def _elu(
     step: Step, x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1
 ) -> Tensor:
-    return (x > 0).where(x * scale, _expm1(step, x * input_scale) * (alpha * scale))
+    return (x > 0).where(x * scale, expm1(step, x * input_scale) * (alpha * scale))
 
 
 @rule("softplus")
 def _softplus(step: Step, x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
     scaled = x * beta
-    smooth = scaled.maximum(0) + _log1p(step, (-scaled.abs()).exp())
+    smooth = scaled.maximum(0) + log1p(step, (-scaled.abs()).exp())
     return (scaled > threshold).where(x, smooth / beta)
-
-
-@rule("atan2")
-def _atan2(step: Step, y: Tensor, x: Tensor) -> Tensor:
-    plain = (y / x).atan()
-    half = (y < 0).where(-math.pi, math.pi)
-    turned = (x < 0).where(plain + half, plain)
-    return x.eq(0).where(y.eq(0).where(0.0, half * 0.5), turned)
 
 
 def _comparison(name: str, method: str) -> None:

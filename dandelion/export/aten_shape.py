@@ -84,10 +84,9 @@ def _split(step: Step, x: Tensor, size: int, dimension: int = 0) -> Any:
 
 @rule("unbind.int", "unbind_copy.int", kind=Kind.VIEW, promote=False)
 def _unbind(step: Step, x: Tensor, dimension: int = 0) -> Any:
-    count = x.shape[dimension]
     return [
-        _slice(step, x, dimension, at, at + 1).reshape(step.node.results[at].shape)
-        for at in range(count)
+        None if kind is None else _slice(step, x, dimension, at, at + 1).reshape(kind.shape)
+        for at, kind in enumerate(step.node.results)
     ]
 
 

@@ -111,7 +111,7 @@ def _into_convolution(
 def _affine(
     node: Node, source: Reference, scaled: tuple[Array, Array], constants: dict[str, Constant]
 ) -> tuple[Node, Node]:
-    result = node.results[0]
+    result = node.type
     shape = (1, -1, *(1 for _ in result.shape[2:]))
     factor, summand = (
         _add(f"{node.name}_{kind}", data.reshape(shape), result.dtype, constants)
@@ -131,7 +131,7 @@ def _renamed(node: Node, before: Node) -> Node:
     """The value of another node under the name of this one."""
     return dataclasses.replace(
         node, operator="aten.alias.default", arguments=(Reference(before.name),),
-        results=(node.results[0],), single=True,
+        results=(node.type,), single=True,
     )  # fmt: skip
 
 

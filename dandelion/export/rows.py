@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from dandelion.arrays import Array
+from dandelion.arrays import Array, Shape
 from dandelion.errors import InvalidFunction, InvalidInput, Problem
 from dandelion.export.report import relative_error
 from dandelion.export.torch_binding import load
@@ -51,7 +51,7 @@ def check_rows(module: object, examples: Sequence[object]) -> None:
         message = "the shapes of a torch.export.ExportedProgram are fixed"
         raise InvalidInput("batch", message, "pass the module itself")
     leaves, tree = torch.utils._pytree.tree_flatten(with_rows(examples, _CHECKED))
-    noisy = [_noisy(torch, leaf, at) for at, leaf in enumerate(leaves)]
+    noisy = [_noisy(torch, leaf, at, _drawn) for at, leaf in enumerate(leaves)]
     halves = (torch.float16, torch.bfloat16)
     narrow = any(getattr(leaf, "dtype", None) in halves for leaf in leaves)
 
@@ -67,12 +67,18 @@ def check_rows(module: object, examples: Sequence[object]) -> None:
         tensors = torch.utils._pytree.tree_leaves(found)
         return [np.array(one.detach().cpu().double().numpy()) for one in tensors]
 
-    together = results(noisy)
+    try:
+        together = results(noisy)
+    except InvalidFunction:  # perhaps it takes none of these integers; its own it does take
+        noisy = [_noisy(torch, leaf, at, _rolled) for at, leaf in enumerate(leaves)]
+        together = results(noisy)
     for row in range(_CHECKED):
         alone = results([leaf[row : row + 1] if _is_tensor(leaf) else leaf for leaf in noisy])
         for at, (whole, single) in enumerate(zip(together, alone, strict=True)):
             if whole.shape[:1] != (_CHECKED,):
                 raise InvalidFunction((_without_rows(module, at, whole.shape),))
+            if whole.shape[1:] != single.shape[1:] or single.shape[:1] != (1,):
+                raise InvalidFunction((_another_shape(module, at, whole.shape, single.shape),))
             error = relative_error(whole[row : row + 1], single)
             if error > (_NARROW_ERROR if narrow else _ERROR):
                 message = f"a row of result {at} depends on other rows, by {error:.2g} of its size"
@@ -80,21 +86,42 @@ def check_rows(module: object, examples: Sequence[object]) -> None:
                 raise InvalidFunction((Problem("batch", message, where, expected=expected),))
 
 
-def _without_rows(module: object, at: int, shape: tuple[int, ...]) -> Problem:
+def _without_rows(module: object, at: int, shape: Shape) -> Problem:
     message = f"result {at} of a call with {_CHECKED} rows has shape {list(shape)}"
     expected = f"the rows as the first dimension, [{_CHECKED}, ...]"
     return Problem("batch", message, type(module).__name__, expected=expected)
+
+
+def _another_shape(module: object, at: int, many: Shape, one: Shape) -> Problem:
+    message = f"result {at} has shape {list(many)} for {_CHECKED} rows, and {list(one)} for one"
+    return Problem("batch", message, type(module).__name__, expected=f"{[1, *many[1:]]} for one")
 
 
 def _is_tensor(value: object) -> bool:
     return isinstance(value, load().Tensor)
 
 
-def _noisy(torch: Any, value: Any, seed: int) -> Any:
-    """Make the rows of a tensor different: noise, or the numbers of a row in another order."""
+def _noisy(torch: Any, value: Any, seed: int, integers: Callable[[Any, int], Array]) -> Any:
+    """Make the rows of a tensor different, by noise or by other integers."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.is_floating_point():
         noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(seed))
         return (value.cpu() + noise).to(value.dtype).to(value.device)
-    return torch.stack([row.flatten().roll(at).reshape(row.shape) for at, row in enumerate(value)])
+    made = integers(value.cpu().numpy(), seed)
+    return torch.from_numpy(made).to(value.device)
+
+
+def _drawn(values: Array, seed: int) -> Array:
+    """Draw other integers, or booleans, from those that are there, 0 and 1."""
+    numbers = np.unique(np.append(values, [0, 1])).astype(values.dtype)
+    made = np.random.default_rng(seed).choice(numbers, values.shape)
+    first, second = made[0].ravel(), made[1].ravel()
+    if first.size and (first == second).all():
+        made.reshape(len(made), -1)[1, 0] = numbers[numbers != first[0]][0]
+    return made
+
+
+def _rolled(values: Array, _: int) -> Array:
+    """Put the integers of each row in another order."""
+    return np.stack([np.roll(row, at) for at, row in enumerate(values)])

@@ -10,9 +10,10 @@ Source: tinygrad 0.14, ``tinygrad/tensor.py`` (linear_with_vars), ``tinygrad/cod
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from dandelion.blueprint import Access
@@ -59,6 +60,7 @@ _CONTEXT = {
     "TRANSCENDENTAL": 1,
 }
 _HALVES = ("float16", "bfloat16")
+_OTHER_FORM = "the same computation in another form, for example without masks that hide everything"
 
 
 def kernels_of(
@@ -87,12 +89,24 @@ def kernels_of(
             values = _Values(tinygrad, graph, products or {}, copied)
             outputs = values.outputs(copied)
             first, *rest = (tensor for tensor, _ in outputs.values())
-            made = first.linear_with_vars(*rest, *values.operands.values())[0]
+            with _generating():
+                made = first.linear_with_vars(*rest, *values.operands.values())[0]
             shared = values.shared(outputs)
             assert not shared & copied, shared
             if not shared:
                 return _Reader(tinygrad, graph, values, outputs).kernels(made, show)
             copied |= shared
+
+
+@contextlib.contextmanager
+def _generating() -> Iterator[None]:
+    """Report what the code generator raises: it is about this model, and not the user's call."""
+    try:
+        yield
+    except Exception as error:
+        message = f"tinygrad cannot generate its code: {type(error).__name__}: {error}"
+        problem = Problem("code-generator", message[:500], "module", expected=_OTHER_FORM)
+        raise InvalidFunction((problem,)) from error
 
 
 class _Tensors:
@@ -112,6 +126,9 @@ class _Tensors:
 
     def cast(self, tensor: Tensor, dtype: str) -> Tensor:
         return tensor.cast(self.type(dtype))
+
+    def bits(self, tensor: Tensor, dtype: str) -> Tensor:
+        return tensor.bitcast(self.type(dtype))
 
     def cat(self, tensors: Sequence[Tensor], dimension: int) -> Tensor:
         return tensors[0].cat(*tensors[1:], dim=dimension) if len(tensors) > 1 else tensors[0]
@@ -207,9 +224,9 @@ class _Values:
     def checked(self, tensor: Tensor | None, node: Node, at: int) -> Tensor | None:
         if tensor is None:
             return None
-        wanted = node.results[at] if at < len(node.results) else node.type
-        if not node.single and wanted.shape == () and tuple(tensor.shape) != ():
-            return tensor  # a result that is not used has no type
+        wanted = node.results[at] if at < len(node.results) else None
+        if wanted is None:
+            return None
         if tuple(tensor.shape) != wanted.shape:
             message = f"these arguments: the result has shape {tuple(tensor.shape)}"
             raise InvalidFunction((_problem(node, f"{message}, not {wanted.shape}"),))
@@ -350,7 +367,9 @@ class _Reader:
         return OperationLaunch(product, (result, *of.values()), of)
 
     def launch(self, call: Any) -> KernelLaunch:
-        program = importlib.import_module("tinygrad.codegen").to_program(call.src[0], self.renderer)
+        with _generating():
+            generate = importlib.import_module("tinygrad.codegen").to_program
+            program = generate(call.src[0], self.renderer)
         info = program.arg
         buffers = tuple(self.buffer(call.src[1 + slot].buf_uop) for slot in info.globals)
         outs, ins = set(info.outs), set(info.ins)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -129,7 +130,7 @@ class _Reader:
         self.values: dict[str, Argument] = {}  # placeholders that are plain numbers
 
     def labelled(self, labels: Sequence[str] | None) -> dict[str, str]:
-        """New names of the inputs, by those that torch gave them."""
+        """New names, by those that torch gave: of the inputs, and of what has one of these."""
         if labels is None:
             return {}
         kind = self.torch.export.graph_signature.InputKind.USER_INPUT
@@ -139,10 +140,14 @@ class _Reader:
         if len(labels) != len(tensors) or len(set(labels)) != len(labels):
             message = f"the call has {len(tensors)} tensors, and the names are {list(labels)}"
             raise InvalidInput("inputs", message, "give each a name of its own")
+        taken = {*nodes, *labels}
+        renamed = {}
         for label in labels:
             if label in nodes and label not in tensors:
-                raise InvalidInput(f"inputs.{label}", "a value of the graph has this name")
-        return dict(zip(tensors, labels, strict=True))
+                free = (name for n in itertools.count() if (name := f"{label}_{n}") not in taken)
+                renamed[label] = next(free)
+                taken.add(renamed[label])
+        return renamed | dict(zip(tensors, labels, strict=True))
 
     def graph(self, names: Sequence[str] | None) -> Graph:
         inputs: dict[str, TensorType] = {}
@@ -153,6 +158,7 @@ class _Reader:
             if spec.kind == self.kinds.USER_INPUT:
                 self.user_input(spec.arg, placeholders[name], inputs)
             else:
+                name = self.renamed.get(name, name)
                 constants[name] = self.constant(spec, name)
         calls = [n for n in self.program.graph.nodes if n.op == "call_function"]
         nodes = [made for n in calls if (made := self.node(n)) is not None]
@@ -209,14 +215,14 @@ class _Reader:
             return None
         values = [value] if single else list(value)
         used = {user.args[1] for user in node.users} if not single else {0}
+        if not used:
+            return None
         types = tuple(
-            self.type(one, place) if at in used or single else TensorType((), "float32")
-            for at, one in enumerate(values)
+            self.type(one, place) if at in used else None for at, one in enumerate(values)
         )
         operand = self.operand((*node.args, *node.kwargs.values()))
-        return Node(
-            node.name, name, arguments, keywords, types, single, operand, place, _part(node)
-        )
+        label = self.renamed.get(node.name, node.name)
+        return Node(label, name, arguments, keywords, types, single, operand, place, _part(node))
 
     def argument(self, value: Any, node: Any) -> Argument:
         torch = self.torch

@@ -76,7 +76,8 @@ class Node:
         operator: ATen's name with its overload: ``aten.add.Tensor``.
         arguments: by position, as ATen's schema has them; missing ones have their defaults.
         keywords: arguments by name.
-        results: types of its results; several for operators such as ``aten.split``.
+        results: types of its results; several for operators such as ``aten.split``. None stands
+            for one that nothing uses.
         single: it has one result, which is not in a list.
         operand: the element type to which torch converts its operands; empty if it has none.
         place: the line of the model that it comes from.
@@ -87,7 +88,7 @@ class Node:
     operator: str
     arguments: tuple[Argument, ...]
     keywords: Mapping[str, Argument]
-    results: tuple[TensorType, ...]
+    results: tuple[TensorType | None, ...]
     single: bool
     operand: str
     place: str
@@ -95,8 +96,8 @@ class Node:
 
     @property
     def type(self) -> TensorType:
-        """Type of the only result."""
-        return self.results[0]
+        """Type of the only result, or of the first one that is used."""
+        return next(found for found in self.results if found is not None)
 
     def inputs(self) -> Iterator[str]:
         """Names of the nodes, inputs and constants that it uses."""

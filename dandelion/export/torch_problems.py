@@ -122,6 +122,11 @@ def refused(torch: Any, program: Any) -> Iterator[Problem]:
             what = f"it changes '{spec.target}'{operator}"
             yield Problem("mutation", what, line_of(torch, node), expected=expected)
     for node in program.graph.nodes:
+        if str(node.target) == "with_effects":
+            message = f"operator {node.args[1]} is not supported"
+            yield Problem("unsupported-operator", message, line_of(torch, node))
+            return
+    for node in program.graph.nodes:
         value = node.meta.get("val")
         sizes = value.shape if isinstance(value, torch.Tensor) else ()
         if any(not isinstance(size, int) for size in sizes):
