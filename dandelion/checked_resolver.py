@@ -29,7 +29,10 @@ class CheckedResolver(AbstractResolver):
         Raises:
             Refused: it has no address that may be reached.
         """
-        found = await self._inner.resolve(host, port, family)
+        try:
+            found = await self._inner.resolve(host, port, family)
+        except UnicodeError:  # a label that is empty, or has more than 63 characters
+            raise Refused(f"'{host[:80]}' is not a name of a host") from None
         if self._policy.trusts(host):
             return found
         admitted = [result for result in found if self._policy.admits(result["host"])]

@@ -216,7 +216,7 @@ class SqliteKeptStore(KeptStore):
             for id_, part in self._db.execute("SELECT id, part FROM parts WHERE body IS NULL")
         }
         for path in self._files.iterdir():
-            if path.name not in used:
+            if path.name not in used and not path.is_dir():  # such as lost+found
                 path.unlink()
 
 

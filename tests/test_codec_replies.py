@@ -178,6 +178,7 @@ def test_no_reader(header: bytes) -> None:
         ),
         (b"*/*, application/json;q=0", Codec.RAW, [Codec.RAW]),
         (b"application/json;q=0, */*", Codec.RAW, [Codec.RAW]),
+        (b"application/json;q=0, */*", Codec.JSON, [Codec.MSGPACK, Codec.RAW]),
         (b"application/*", Codec.MSGPACK, [Codec.MSGPACK, Codec.JSON]),
         (b"application/x-msgpack, application/json", Codec.JSON, [Codec.MSGPACK, Codec.JSON]),
         (b"text/*, application/vnd.msgpack;q=0.1", Codec.JSON, [Codec.MSGPACK]),

@@ -10,6 +10,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from dandelion.errors import (
     RequestFailed,
+    RequestRefused,
 )
 from tests.http_sites import (
     LOCAL,
@@ -93,13 +94,28 @@ def test_redirects_have_a_limit(redirects: int) -> None:
 
 @pytest.mark.parametrize(
     "location",
-    ["file:///etc/passwd", "ftp://127.0.0.1/", "http://", "//[::1", "http://127.0.0.1:99999/"],
+    [
+        *("file:///etc/passwd", "ftp://127.0.0.1/", "//[::1", "http://127.0.0.1:99999/"),
+        *("http://a..b/", f"http://{'a' * 70}.example/", "http://10.0.0.1/", "//2130706433/"),
+    ],
 )
 def test_redirects_to_bad_addresses_fail(location: str) -> None:
     async def scenario() -> None:
-        async with raw(moved(302, location)) as server, engine() as e:
-            with pytest.raises(RequestFailed):
-                await e.run(a_call(get(server.url)))
+        async with raw(moved(307, location)) as server, engine({"allow": "127.0.0.1"}) as e:
+            with pytest.raises(RequestFailed) as caught:
+                await e.run(a_call(get(server.url, method="POST", body=b"once")))
+            assert type(caught.value) is RequestFailed, "not refused: the first one was sent"
+            assert len(server.requests) == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64 + ".example", "x." + "b" * 64])
+def test_hosts_that_no_name_service_can_be_asked_for(host: str) -> None:
+    async def scenario() -> None:
+        async with engine() as e:
+            with pytest.raises(RequestRefused, match="is not a name of a host"):
+                await e.run(a_call(get(f"http://{host}/")))
 
     run(scenario())
 

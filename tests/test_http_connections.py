@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import socket
 import sys
@@ -59,6 +60,26 @@ def test_large_bodies_are_in_one_context(chunked: bool) -> None:
             assert domain.locate(bodies[0].data) is not None
             assert domain.stats().contexts == 1
             del bodies
+        assert domain.stats().used_bytes == 0
+        domain.close()
+
+    run(scenario())
+
+
+def test_bodies_of_unknown_length_are_not_collected_on_the_heap() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(64):
+                await response.write(bytes(MIB // 2))
+        return response
+
+    async def scenario() -> None:
+        domain = SharedDomain(4 * MIB)
+        async with site(handler) as url, engine() as e:
+            with pytest.raises(ContextFull):
+                await e.run(a_call(get(url), domain=domain))
         assert domain.stats().used_bytes == 0
         domain.close()
 

@@ -183,6 +183,23 @@ def test_a_server_that_never_answers(proxy: FaultProxy) -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("options", [{"s_database": "3"}, {"s_password_env": "TEST_KV_ANY"}, {}])
+def test_a_server_that_answers_no_greeting(
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    monkeypatch.setenv("TEST_KV_ANY", PASSWORD)
+
+    async def scenario() -> None:
+        times = {"connect_s": "0.05", "idle_s": "0.05", "retries": "1"}
+        async with behind(proxy, **times, **options) as e:
+            proxy.faults.silent = True
+            for _ in range(2):
+                with pytest.raises(RequestInterrupted):
+                    await e.run(store_call("kv", "KvGet", {"r": "s k"}))
+
+    run(scenario())
+
+
 def test_a_slow_drip_ends_with_the_deadline(proxy: FaultProxy, direct: redis.Redis) -> None:
     direct.set("v", bytes(100_000))
 

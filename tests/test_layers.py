@@ -12,7 +12,7 @@ LAYERS = [
     ["search_path"],
     ["addresses"],
     ["checked_resolver"],
-    ["deadline", "polling", "priority", "sizes", "timers"],
+    ["deadline", "polling", "priority", "sizes", "tenant_places", "timers"],
     ["trace_context"],
     ["call_logs"],
     ["markup"],

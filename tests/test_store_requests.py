@@ -337,6 +337,17 @@ def test_entries_are_requests_with_their_paths_as_names() -> None:
     assert (rest.name, rest.key, rest.data) == ("q", 9, b"s p\nafter: d\nlimit: 5")
 
 
+@pytest.mark.parametrize("space", ["\u00a0", "\u2003", "\u3000"])
+def test_a_listing_goes_on_behind_a_path_that_ends_with_another_space(space: str) -> None:
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    found = [listing.Found(path, 1, now) for path in ("a", f"b{space}", "c")]
+    asked = request.read_request(b"s p", ("limit", "after"))
+    made = listing.listed(Item("q", 9), asked, found, 2)
+    (rest,) = [item for position, item in made if position == 2]
+    behind = request.read_request(rest.data, ("limit", "after")).options["after"]
+    assert behind == f"b{space}"
+
+
 def test_a_listing_goes_on_behind_a_path_that_a_request_can_have() -> None:
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     found = [listing.Found(path, 1, now) for path in ("a", "b\nlimit: 9", "c ", "d")]

@@ -3,12 +3,13 @@
 Steps of an item: its text is read; the host is checked; a connection is made to an address that was
 checked after resolution (`CheckedResolver`; the connector uses only these addresses); redirects
 are followed, and every hop is checked again. A body of known length is written into a context of
-its own as it arrives. A body of unknown length is collected in one buffer and copied once. Very
-small bodies stay on the heap.
+its own as it arrives. One of unknown length is collected in contexts and copied once. Very small
+bodies stay on the heap.
 
 A call is limited by its deadline, by the function's ``output_bytes`` for all responses together,
-and by the engine's `HttpSettings.concurrency`. `protocol` limits how long a server can keep the
-loop busy. The first item that fails cancels the others and fails the call.
+and by the engine's `HttpSettings.concurrency`; tenants take these places in turn. `protocol` limits
+how long a server can keep the loop busy. The first item that fails cancels the others and fails the
+call.
 
 The environment is ignored: no proxy, no credentials, no cookies.
 """
@@ -36,6 +37,7 @@ from dandelion.errors import (
     TimedOut,
 )
 from dandelion.memory import MemoryDomain
+from dandelion.tenant_places import TenantPlaces
 
 from . import cache_rules as rules
 from .cache import ResponseCache
@@ -82,7 +84,7 @@ class HttpEngine(AsyncEngine):
         sizes = settings.cache_bytes, settings.cache_entry_bytes
         self._cache = ResponseCache(*sizes) if settings.cache_bytes else None
         self._resolver = resolver
-        self._places = asyncio.Semaphore(settings.concurrency)
+        self._places = TenantPlaces(settings.concurrency)
         self._session: aiohttp.ClientSession | None = None
 
     async def _run(self, call: Call) -> InstanceSets:
@@ -123,7 +125,7 @@ class HttpEngine(AsyncEngine):
         request = None
         try:
             request = read_request(item.data).traced(call.trace_context)
-            async with self._places:
+            async with self._places.taken(call.tenant):
                 head, body = await self._follow(request, item.name, room, call)
             if WHOLE_RESPONSE in call.function.code.options:
                 room.take(item.name, 1 + len(body))
@@ -141,11 +143,16 @@ class HttpEngine(AsyncEngine):
     async def _follow(
         self, request: HttpRequest, item: str, room: OutputRoom, call: Call
     ) -> tuple[bytes, Bytes]:
-        for _ in range(self._settings.redirects + 1):
-            if self._cache is None:
-                answer = await self._exchange(request, item, room, call)
-            else:
-                answer = await self._cached(self._cache, request, item, room, call)
+        for hop in range(self._settings.redirects + 1):
+            try:
+                if self._cache is None:
+                    answer = await self._exchange(request, item, room, call)
+                else:
+                    answer = await self._cached(self._cache, request, item, room, call)
+            except (Refused, aiohttp.InvalidURL) as error:
+                if hop:
+                    raise AnswerRefused(str(error)) from None
+                raise
             if not isinstance(answer, HttpRequest):
                 return answer
             request = answer

@@ -25,7 +25,7 @@ from yarl import URL
 from dandelion.data import Bytes
 from dandelion.trace_context import TraceContext
 
-from .policy import Refused
+from .policy import AnswerRefused, Refused
 
 HEAD_LIMIT_BYTES = 64 * 1024
 IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"})
@@ -70,13 +70,16 @@ class HttpRequest:
         As in browsers, all but 307 and 308 become GET; credentials are not sent to other origins.
 
         Raises:
-            Refused: the location is not an HTTP URL.
+            AnswerRefused: the location is not an HTTP URL.
         """
         try:
             url = self.url.join(_url(location))
         except ValueError as error:
-            raise Refused(f"a redirect to a bad address: {error}") from None
-        _check_url(url)
+            raise AnswerRefused(f"a redirect to a bad address: {error}") from None
+        try:
+            _check_url(url)
+        except Refused as error:
+            raise AnswerRefused(f"a redirect: {error}") from None
         dropped: set[str] = set()
         if url.origin() != self.url.origin():
             dropped |= _OF_ORIGIN

@@ -18,6 +18,8 @@ HEAP_BYTES = 1024
 """Bodies up to this size stay on the heap, where they cost less than a context."""
 
 _COPY_BYTES = 4 * 1024 * 1024
+_PIECE_BYTES = 1024 * 1024
+"""Of a body of unknown length, so much is on the heap before it goes to a context."""
 _REMEDY = "raise 'output_bytes' in the limits of the function"
 
 Answer: TypeAlias = tuple[bytes, Bytes]
@@ -104,15 +106,28 @@ async def _receive_sized(
 async def _receive_unsized(
     response: aiohttp.ClientResponse, item: str, room: OutputRoom, domain: MemoryDomain
 ) -> Bytes:
-    body = bytearray()  # not a list, which is many times larger for chunks of two bytes
+    full: list[Bytes] = []
+    last = bytearray()  # not a list, which is many times larger for chunks of two bytes
     async for piece in response.content.iter_any():
         room.take(item, len(piece))
-        body += piece
-    if len(body) <= HEAP_BYTES:
-        return bytes(body)
-    context = domain.acquire(len(body))
-    with memoryview(body) as view:
-        for start in range(0, len(view), _COPY_BYTES):
-            context.write(start, view[start : start + _COPY_BYTES])
-            await asyncio.sleep(0)  # a large body takes a tenth of a second
-    return context.read(0, len(body))
+        last += piece
+        if len(last) >= _PIECE_BYTES:
+            full.append(_placed(last, domain))
+            last = bytearray()
+    if not full and len(last) <= HEAP_BYTES:
+        return bytes(last)
+    size = sum(map(len, full)) + len(last)
+    context, offset = domain.acquire(size), 0
+    for part in full:
+        context.write(offset, part)
+        offset += len(part)
+        await asyncio.sleep(0)  # a large body takes a tenth of a second
+    context.write(offset, memoryview(last))
+    return context.read(0, size)
+
+
+def _placed(data: bytearray, domain: MemoryDomain) -> Bytes:
+    """Move data from the heap, where no quota counts it, to a context."""
+    context = domain.acquire_to_fill(len(data))
+    context.write(0, memoryview(data))
+    return context.read(0, len(data))

@@ -132,7 +132,7 @@ def open_pool(name: str, given: KvStoreSettings, connect_s: float) -> Connection
         "protocol": 2,
         "parser_class": BoundedParser,
         "retry": Retry(NoBackoff(), 0),  # the engine knows which requests may be repeated
-        "socket_timeout": None,  # the engine sets the time of each reply
+        "socket_timeout": connect_s,  # of the greeting; the engine sets the time of each reply
         "socket_connect_timeout": connect_s,
         "driver_info": None,  # nothing about this client is sent
     }

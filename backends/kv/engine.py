@@ -80,7 +80,8 @@ class KvEngine(StoresEngine[ConnectionPool, KvStoreSettings]):
     async def _perform(self, work: KvWork) -> None:
         async def do(piece: Piece) -> None:
             # A place of the engine is taken last, so a slow store takes no places of others.
-            async with piece.store.places, self._places:
+            tenant = work.call.tenant
+            async with piece.store.places.taken(tenant), self._places.taken(tenant):
                 await self._repeated(work, piece)
 
         await at_once(list(self._pieces(work)), self._settings.concurrency, do)
@@ -131,12 +132,14 @@ class KvEngine(StoresEngine[ConnectionPool, KvStoreSettings]):
         """Send the commands of a piece on one connection, and read the replies."""
         pool = piece.store.client
         connection: Any = await pool.get_connection()  # type: ignore[no-untyped-call]
+        greeting_s, connection.socket_timeout = connection.socket_timeout, None
         try:
             await self._converse(work, piece, connection)
         except BaseException:
             await connection.disconnect(nowait=True)  # replies may be under way
             raise
         finally:
+            connection.socket_timeout = greeting_s
             await pool.release(connection)
 
     async def _converse(self, work: KvWork, piece: Piece, connection: Any) -> None:

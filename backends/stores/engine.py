@@ -13,6 +13,7 @@ from dandelion.data import Item, ItemSet
 from dandelion.driver import AsyncEngine, Call, InstanceSets
 from dandelion.errors import TimedOut
 from dandelion.function import FunctionSpec
+from dandelion.tenant_places import TenantPlaces
 
 from .bodies import OutputBudget
 from .failures import ItemFailed, ItemRefused, typed_failure
@@ -61,10 +62,10 @@ class StoresEngine(AsyncEngine, Generic[C, S]):
     def __init__(self, settings: StoresSettings[S], operations: Mapping[str, Operation]) -> None:
         self._settings = settings
         self._operations = operations
-        self._places = asyncio.Semaphore(settings.concurrency)
+        self._places = TenantPlaces(settings.concurrency)
         self._stores = {
             name: OpenStore(
-                name, given, self._open_store(name, given), asyncio.Semaphore(given.concurrency)
+                name, given, self._open_store(name, given), TenantPlaces(given.concurrency)
             )
             for name, given in settings.stores.items()
         }
@@ -114,7 +115,8 @@ class StoresEngine(AsyncEngine, Generic[C, S]):
         async def do(position: int) -> None:
             job = work.jobs[position]
             # A place of the engine is taken last, so a slow store takes no places of others.
-            async with job.store.places, self._places:
+            tenant = work.call.tenant
+            async with job.store.places.taken(tenant), self._places.taken(tenant):
                 work.produced[position] = await self._attempt(work, job)
 
         await at_once(range(len(work.jobs)), self._settings.concurrency, do)

@@ -15,6 +15,7 @@ from dandelion.data import Bytes, Item, ItemSet
 from dandelion.driver import Call
 from dandelion.errors import InvalidInput
 from dandelion.function import FunctionSpec
+from dandelion.tenant_places import TenantPlaces
 
 from .failures import ItemFailed, ItemRefused, typed_failure
 from .request import CONTROL, StoreRequest, read_request
@@ -62,7 +63,7 @@ class OpenStore(Generic[C]):
     name: str
     settings: StoreSettings
     client: C
-    places: asyncio.Semaphore
+    places: TenantPlaces
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,4 +146,4 @@ def _option(line: str, known: tuple[str, ...]) -> tuple[str, str]:
         close = nearest(name, known)
         hint = f"did you mean '{close}'?" if close else f"it knows {', '.join(known) or 'none'}"
         raise ItemRefused(f"unknown option '{name[:_SHOWN]}'; {hint}")
-    return name, value.strip()
+    return name, value.strip(" \t\r")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dandelion.asynchronous.kept import Kept, Phase
 from dandelion.asynchronous.life import KeptLives
 
-_WITH_THE_STORE = (Phase.ACCEPTING, Phase.PREPARING, Phase.ENDING)
+_WITH_THE_STORE = (Phase.ACCEPTING, Phase.PREPARING, Phase.RETURNING, Phase.ENDING)
 _WITH_PLACE = (Phase.PREPARING, Phase.RUNNING)
 
 
@@ -37,7 +37,7 @@ def _check_kept(kept: Kept, lives: KeptLives) -> None:
     if phase in _WITH_PLACE:
         assert kept.has_place
         assert record.attempts >= 1
-    if phase in (Phase.QUEUED, Phase.ENDED):
+    if phase in (Phase.QUEUED, Phase.RETURNING, Phase.ENDED):
         assert not kept.has_place
     if phase is Phase.ENDED:
         assert kept.shown is record

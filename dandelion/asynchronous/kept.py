@@ -37,6 +37,7 @@ class Phase(enum.Enum):
     QUEUED = "queued"
     PREPARING = "preparing"
     RUNNING = "running"
+    RETURNING = "returning"
     ENDING = "ending"
     ENDED = "ended"
 

@@ -8,11 +8,11 @@ different invocations.
     submit -> ACCEPTING --stored--> QUEUED --place free--> PREPARING --stored--> RUNNING
                   |  '--stored, place free-------------------------------------^   |
                   '--store_failed--> (does not exist)                              |
-    QUEUED <----postponed, or the attempt could not be stored----------------------+
+    QUEUED <--stored-- RETURNING <--postponed--------------------------------------+
     ENDED <--stored-- ENDING <--finished, failed, cancel---------------------------'
 
-* ACCEPTING, PREPARING and ENDING wait for the store. What a caller sees (`shown`) is what is
-  stored: an invocation exists when its inputs are, and has succeeded when its result is.
+* ACCEPTING, PREPARING, RETURNING and ENDING wait for the store. What a caller sees (`shown`) is
+  what is stored: an invocation exists when its inputs are, and has succeeded when its result is.
 * An attempt is counted in the store before it begins. After the end of the process everything that
   had not ended is QUEUED again. So each is run at least once, and one that ends the process each
   time is found out: after `attempts` it fails.
@@ -22,6 +22,8 @@ different invocations.
 * The end of a process that closes in order is no interruption: `closing` takes the attempt back.
 * If a result cannot be stored, the invocation fails with that error. If that cannot be stored
   either, it is shown all the same and stored later (`unsaved`).
+* An attempt that the scheduler has no room for is taken back in the store, too. Then nothing of its
+  tenant is tried for a while, and one at a time after that; other tenants go on.
 * Places bound what runs at once. The line is fair to tenants (`waiting`).
 * A tenant's oldest ended invocations are erased if it would keep too many, or too many bytes.
 """
@@ -151,6 +153,8 @@ class KeptLives:
             self._prepared(kept, now_s)
         elif kept.phase is Phase.PREPARING:
             self._prepared(kept, now_s)
+        elif kept.phase is Phase.RETURNING:
+            self._returned(kept, now_s)
         elif kept.phase is Phase.ENDING:
             self._ended(kept, now_s)
         elif kept.unsaved and not kept.saves:
@@ -183,7 +187,12 @@ class KeptLives:
             self._actions.append(Refused(id_, error))
             self._fill(now_s)
         elif kept.phase is Phase.PREPARING:
-            self._back(kept, now_s)
+            self.places.pause(now_s)
+            self._back(kept)
+            self._returned(kept, now_s)
+        elif kept.phase is Phase.RETURNING:  # the store counts an attempt too many
+            self.places.pause(now_s)
+            self._returned(kept, now_s)
         elif kept.phase is Phase.ENDING and kept.record.state is KeptState.SUCCEEDED:
             self._end(kept, KeptState.FAILED, error, now_s)
         elif kept.phase is Phase.ENDING:
@@ -201,10 +210,13 @@ class KeptLives:
     # --- the scheduler ----------------------------------------------------------------------------
 
     def postponed(self, id_: str, now_s: float) -> None:
-        """The scheduler has no room for it now."""
+        """The scheduler has no room for it now, or none for its tenant."""
         kept = self.books.all.get(id_)
         if kept is not None and kept.phase is Phase.RUNNING and not self.is_closing:
-            self._back(kept, now_s)
+            self.places.pause_tenant(kept.record.tenant, now_s)
+            self._back(kept)
+            self._save(kept, None)
+            self._fill(now_s)
 
     def finished(self, id_: str, result_bytes: int, now_s: float) -> bool:
         """It gave its outputs. Return whether they are to be stored."""
@@ -365,16 +377,20 @@ class KeptLives:
         kept.phase = Phase.QUEUED
         self.places.wait(kept, first=first)
 
-    def _back(self, kept: Kept, now_s: float) -> None:
-        """Let it wait again: its attempt did not begin."""
+    def _back(self, kept: Kept) -> None:
+        """Take its place away, and take back its attempt, which did not begin."""
         self.places.leave(kept)
+        kept.phase = Phase.RETURNING
         kept.record = kept.shown = kept.record.unbegun()
-        self.places.pause(now_s)
+
+    def _returned(self, kept: Kept, now_s: float) -> None:
+        """Let it wait again."""
         if kept.cancelling:
             self._end(kept, KeptState.CANCELLED, Cancelled("by its caller"), now_s)
             return
         self._actions.append(Changed(kept.record.id))
         self._queue(kept, first=True)
+        self._fill(now_s)
 
     # --- ends -------------------------------------------------------------------------------------
 
@@ -396,6 +412,7 @@ class KeptLives:
         kept.shown = kept.record
         self._enter_ended(kept)
         self._actions.append(Changed(kept.record.id))
+        self.places.resume(kept.record.tenant)
         self._fill(now_s)
 
     def _enter_ended(self, kept: Kept) -> None:

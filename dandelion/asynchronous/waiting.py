@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 _STALE = 64
 
@@ -46,19 +46,26 @@ class WaitingLine:
         """Let an id wait no longer; it need not be there."""
         self._members.pop(id_, None)
 
-    def take(self) -> str | None:
-        """Take the next id; None if the line is empty."""
-        while self._turns:
+    def take(self, may_take: Callable[[str], bool]) -> str | None:
+        """Take the next id; None if none of a tenant that may be taken waits.
+
+        Args:
+            may_take: is asked for tenants of which an id waits, in turn.
+        """
+        for _ in range(len(self._turns)):
             tenant = self._turns[0]
             heap = self._heaps[tenant]
-            while heap:
-                _, number, id_ = heapq.heappop(heap)
-                if self._members.get(id_) == number:
-                    del self._members[id_]
-                    self._turns.rotate(-1)
-                    return id_
-            del self._heaps[tenant]
-            self._turns.popleft()
+            while heap and self._members.get(heap[0][2]) != heap[0][1]:
+                heapq.heappop(heap)
+            if not heap:
+                del self._heaps[tenant]
+                self._turns.popleft()
+                continue
+            self._turns.rotate(-1)
+            if may_take(tenant):
+                id_ = heapq.heappop(heap)[2]
+                del self._members[id_]
+                return id_
         return None
 
 

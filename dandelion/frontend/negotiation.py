@@ -3,6 +3,7 @@
 `Content-Type` selects the reader. `Accept` selects the writer. Without `Accept`, or if only a
 wildcard matches, the response has the format of the request: JSON for JSON and multipart,
 MessagePack for MessagePack, raw bytes for raw bytes if the result is a single item (else JSON).
+Another one is taken by a wildcard if the client excludes these.
 
 Source: RFC 9110, 8.3 (Content-Type) and 12.5.1 (Accept).
 """
@@ -88,15 +89,24 @@ def writers(accept: bytes, request: Codec) -> tuple[Codec, ...]:
     text = accept.decode("latin-1")
     ranges = _ranges(text)
     own = (Codec.JSON,) if request is Codec.MULTIPART else (request, Codec.JSON)
-    found: list[tuple[float, int, Codec]] = []
-    for codec in dict.fromkeys((*own, *_WRITERS)):
-        quality, position = _match(codec, ranges, wildcards=codec in own)
-        if quality > 0:
-            found.append((-quality, position, codec))
+    codecs = tuple(dict.fromkeys((*own, *_WRITERS)))
+    found = _accepted(codecs, ranges, own) or _accepted(codecs, ranges, codecs)
     if not found:
         ours = ", ".join(codec.value for codec in _WRITERS)
         raise NotAcceptable(clipped(text), f"responses are {ours}")
     return tuple(codec for _, _, codec in sorted(found, key=lambda entry: entry[:2]))
+
+
+def _accepted(
+    codecs: tuple[Codec, ...], ranges: list[_Range], by_wildcard: tuple[Codec, ...]
+) -> list[tuple[float, int, Codec]]:
+    """List what is accepted, with what it is sorted by; some may be accepted by a wildcard."""
+    found = []
+    for codec in codecs:
+        quality, position = _match(codec, ranges, wildcards=codec in by_wildcard)
+        if quality > 0:
+            found.append((-quality, position, codec))
+    return found
 
 
 def _match(codec: Codec, ranges: list[_Range], *, wildcards: bool) -> tuple[float, int]:

@@ -24,6 +24,7 @@ from dandelion.asynchronous.records import KeptRecord
 from dandelion.asynchronous.signing import HEADER, sign
 from dandelion.errors import InvalidInput
 from dandelion.settings import Settings
+from dandelion.tenant_places import TenantPlaces
 
 if TYPE_CHECKING:
     import aiohttp
@@ -100,7 +101,7 @@ class CallbackSender:
 
     def __init__(self, rules: CallbackRules) -> None:
         self._rules = rules
-        self._places = asyncio.Semaphore(CONCURRENCY)
+        self._places = TenantPlaces(CONCURRENCY)
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, record: KeptRecord) -> str:
@@ -112,7 +113,7 @@ class CallbackSender:
         try:
             self._rules.check(url, record.tenant)  # the operator may have changed the list
             self._rules.policy.check_literal(urlsplit(url).hostname or "")
-            async with self._places, asyncio.timeout(LIMIT_S):
+            async with self._places.taken(record.tenant), asyncio.timeout(LIMIT_S):
                 return await self._post(url, record)
         except TimeoutError:
             return f"no answer within {LIMIT_S:g} s"

@@ -102,7 +102,7 @@ def test_half_a_stream_ends_with_the_server(tmp_path: Path) -> None:
     with with_secrets(tmp_path, 1) as opened:
         opened.node.register(named("other"), tenant="acme")
         lives = opened.node._parts.kept.lives
-        lives.places._paused_until_s = 1e12  # nothing begins
+        lives.places._limit = 0  # nothing begins
         place = place_of(opened, "acme")
         connection = http.client.HTTPConnection("127.0.0.1", opened.port, timeout=20)
         headers = {"Authorization": f"Bearer {token('acme')}"}

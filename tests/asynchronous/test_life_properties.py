@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -23,6 +24,7 @@ from dandelion.asynchronous.failures import InterruptedTooOften, KeptFull, KeyRe
 from dandelion.asynchronous.invariants import check_lives
 from dandelion.asynchronous.kept import KeptLimits
 from dandelion.asynchronous.life import KeptLives
+from dandelion.asynchronous.places import PAUSE_S, Places
 from dandelion.asynchronous.records import CallbackRecord, KeptRecord, KeptRequest, KeptState
 from dandelion.asynchronous.store import Drop, MemoryKeptStore, Part, Put
 from dandelion.errors import Cancelled, DiskFull, FunctionError, Overloaded
@@ -345,6 +347,69 @@ def test_one_that_kills_the_node_fails_and_all_others_succeed() -> None:
     kills = f"{7:032x}"
     begun = run_to_end(lives, disk, kills)
     assert begun[kills] == limits.attempts
+
+
+def submitted(lives: KeptLives, id_: str, tenant: str = "acme") -> list[Action]:
+    """Submit, and let the store answer; return what is to be done then."""
+    lives.submit(KeptRecord(id=id_, tenant=tenant, request=KeptRequest(name="f")), 0.0)
+    lives.stored(id_, 0.0)
+    return lives.take()
+
+
+def begun_in(actions: list[Action]) -> list[str]:
+    return [action.record.id for action in actions if isinstance(action, Begin)]
+
+
+def test_an_attempt_that_did_not_begin_is_not_counted_in_the_store() -> None:
+    lives = KeptLives(LIMITS)
+    submitted(lives, "1")
+    lives.postponed("1", 0.0)
+    (saved,) = [action.record for action in lives.take() if isinstance(action, Save)]
+    assert saved.attempts == 0
+    lives.stored("1", 0.0)
+    check_lives(lives)
+    later = KeptLives(msgspec.structs.replace(LIMITS, attempts=1))
+    later.recovered([saved], 1.0)
+    assert later.books.all["1"].state is KeptState.WAITING
+
+
+def test_a_tenant_without_room_does_not_delay_others() -> None:
+    lives = KeptLives(msgspec.structs.replace(LIMITS, running=10, number=100))
+    for id_ in ("1", "2", "3", "4"):
+        submitted(lives, id_)
+    for id_ in ("2", "3", "4"):
+        lives.postponed(id_, 0.0)
+        lives.stored(id_, 0.0)
+    lives.take()
+    submitted(lives, "5", "beta")
+    lives.stored("5", 0.0)
+    assert begun_in(lives.take()) == ["5"]
+    tried = []
+    for step in range(1, 5):  # one at a time is tried, and is refused again
+        lives.tick(step * 0.3)
+        (id_,) = [action.record.id for action in lives.take() if isinstance(action, Save)]
+        lives.stored(id_, step * 0.3)
+        tried += begun_in(lives.take())
+        lives.postponed(id_, step * 0.3)
+        lives.stored(id_, step * 0.3)
+        lives.take()
+        check_lives(lives)
+    assert len(tried) == 4
+    lives.finished("1", 0, 1.3)  # which makes room for one
+    lives.stored("1", 1.3)
+    assert len([a for a in lives.take() if isinstance(a, Save) and a.record.attempts]) == 2
+
+
+@pytest.mark.parametrize("back_s", [1.0, 3600.0])
+def test_a_clock_that_is_set_back_makes_no_pause_longer(back_s: float) -> None:
+    places = Places(1)
+    places.pause(5000.0)
+    assert places.is_paused(5000.0)
+    assert not places.is_paused(5000.0 - back_s)
+    assert not places.is_paused(5000.0 + PAUSE_S)
+    places.pause_tenant("acme", 5000.0)
+    assert not places._may_try("acme", 5000.1)
+    assert places._may_try("acme", 5000.0 - back_s)
 
 
 def test_an_erasure_that_was_lost_is_done_again() -> None:

@@ -228,9 +228,10 @@ def test_files_that_nothing_refers_to_are_deleted(tmp_path: Path) -> None:
     filled(tmp_path)
     lost = tmp_path / "invocations" / f"{id_of(9)}.result"
     lost.write_bytes(b"of a write that was never committed")
+    (tmp_path / "invocations" / "lost+found").mkdir()  # of a disk that is mounted there
     open_kept_store(f"sqlite:{tmp_path}").close()
     assert not lost.exists()
-    assert len(list(tmp_path.glob("invocations/*"))) == 1
+    assert len(list(tmp_path.glob("invocations/*"))) == 2
 
 
 def test_only_the_owner_reads_the_files(tmp_path: Path) -> None:
