@@ -104,7 +104,9 @@ class _Reading:
             except UnexpectedCharacters as error:
                 offset = error.pos_in_stream or 0
                 if type_ := self._declared_type(offset):
-                    self._add(_NO_TYPES, error.line, error.column, len(type_), expected="")
+                    self._add(
+                        _NO_TYPES, error.line, error.column, len(type_), expected="a name alone"
+                    )
                     text = text[:offset] + " " * len(type_) + text[offset + len(type_) :]
                     continue
                 match = _BAD.match(self._text, offset)
