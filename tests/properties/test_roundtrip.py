@@ -213,6 +213,7 @@ def reads_or_refuses(text: str) -> None:
 @given(st.lists(st.sampled_from(TOKENS), max_size=40).map(" ".join))
 @example("composition C() => () {" + "function " * 5)
 @example("function" + " (" * 50)
+@example("function F(a: float32[2, ?], b) => (c);")
 def test_token_soup_is_read_or_refused_with_a_place(text: str) -> None:
     reads_or_refuses(text)
 
