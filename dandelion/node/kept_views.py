@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -112,9 +113,7 @@ class KeptViews:
         """
         place = _place_of(after) if after else None
         found: list[KeptView] = []
-        for kept in self._lives.books.newest_first(tenant):
-            if place is not None and (kept.record.created_s, kept.record.id) >= place:
-                continue
+        for kept in self._behind(tenant, place):
             if state is not None and kept.state is not state:
                 continue
             if len(found) == min(limit, PAGE_LIMIT):
@@ -122,6 +121,17 @@ class KeptViews:
                 return KeptPage(tuple(found), f"{last.created_s!r}_{last.id}")
             found.append(_short(self.view(kept)))
         return KeptPage(tuple(found))
+
+    def _behind(self, tenant: str, place: tuple[float, str] | None) -> Iterator[Kept]:
+        """Give the invocations of a tenant that come after the end of a page."""
+        every = self._lives.books.newest_first(tenant)
+        if place is None:
+            return every
+        if self._lives.find(place[1], tenant) is None:
+            return (kept for kept in every if (kept.record.created_s, kept.record.id) < place)
+        # It is still there. Times need not be in order: the clock may have been set back.
+        behind = itertools.dropwhile(lambda kept: kept.record.id != place[1], every)
+        return itertools.islice(behind, 1, None)
 
     def found(self, id_: str, tenant: str) -> Kept:
         """Find an invocation that a tenant may see.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -267,3 +268,22 @@ def test_many_waiting_cost_no_threads_and_no_arena(catalog: str) -> None:
     driver = GateDriver()
     with node_of(driver, catalog=catalog, async_running=3) as node:
         asyncio.run(run(node, driver))
+
+
+def test_pages_are_whole_after_the_clock_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = time.time
+    with node_of() as node:
+        submitted = []
+        for shift_s in (0.0, -600.0, 60.0, -900.0):
+            monkeypatch.setattr(time, "time", lambda shift_s=shift_s: real() + shift_s)
+            handle = node.submit("echo", a=b"1")
+            handle.result(LIMIT_S)
+            submitted.append(handle.id)
+        listed, after = list[str](), ""
+        while True:
+            page = node.kept.blocking(node.kept.list(tenant="default", after=after, limit=1))
+            listed += [view.id for view in page.invocations]
+            after = page.after
+            if not after:
+                break
+    assert listed == submitted[::-1]
