@@ -7,7 +7,7 @@ import re
 from dandelion.errors import InvalidInput
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)", re.ASCII)
+_SIZE = re.compile(r"(\d{1,20})\s*([A-Za-z]*)", re.ASCII)
 
 
 def parse_size(where: str, text: str) -> int:

@@ -74,12 +74,9 @@ class HttpRequest:
         """
         try:
             url = self.url.join(_url(location))
-        except ValueError as error:
-            raise AnswerRefused(f"a redirect to a bad address: {error}") from None
-        try:
             _check_url(url)
-        except Refused as error:
-            raise AnswerRefused(f"a redirect: {error}") from None
+        except (ValueError, Refused) as error:
+            raise AnswerRefused(f"a redirect to a bad address: {error}") from None
         dropped: set[str] = set()
         if url.origin() != self.url.origin():
             dropped |= _OF_ORIGIN

@@ -155,7 +155,7 @@ def mount_memory(folder: str, size_bytes: int, files: int) -> bool:
 
 
 def reveal(paths: Iterable[str], *, mounts: bool) -> str:
-    """Let the user nobody reach files that only root can reach, such as those in its home folder.
+    """Give an unprivileged user access to files that only root can reach.
 
     The first folder above them that others may not enter is covered by a file system in memory
     that has these files only.
