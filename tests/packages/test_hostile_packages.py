@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,30 +57,6 @@ for name, attack in {attacks!r}.items():
     succeeded.append(name)
 left = fcntl.fcntl(os.open('/dev/null', os.O_RDONLY), fcntl.F_DUPFD, 4500)
 """
-
-
-FORGED = """
-import array, os, socket, msgspec
-control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=os.dup(3))
-def send(message, *files):
-    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', files))
-    control.sendmsg([msgspec.msgpack.encode(message)], [rights] if files else [])
-ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-ready = {{'type': 'ready', 'facts': {{}}, 'mapped_bytes': 1}}
-forked = {{'type': 'forked', 'pid': {pid}}}
-files = theirs.fileno(), os.pidfd_open({pid}), os.memfd_create('x'), os.pipe()[0]
-{sends}
-"""
-
-FORGERIES = {
-    "a process that is no sandbox": "send(ready); send(forked, *files)",
-    "a descriptor of no process": "send(ready); send(forked, files[0], files[2], *files[2:])",
-    "too few descriptors": "send(ready); send(forked, *files[:2])",
-    "descriptors of no sandbox": "send(ready, *files)",
-    "readiness again and again": "send(ready); send(ready)",
-    "no message": "send(ready); send({'type': 'other'})",
-    "no process": "send(ready); send({'type': 'fork-failed', 'pid': -1})",
-}
 
 LEFT = """
 import os, time
@@ -151,20 +125,6 @@ def test_a_package_cannot_replace_what_the_engine_loads(node: dd.Node, wheels: P
     assert node.invoke("shadow").y.text() == "1"
 
 
-@pytest.mark.parametrize("name", FORGERIES)
-def test_a_package_cannot_name_a_process_that_the_node_then_kills(
-    node: dd.Node, wheels: Path, name: str
-) -> None:
-    before = len(_received())
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as victim:
-        text = FORGED.format(pid=victim.pid, sends=FORGERIES[name])
-        wheel(wheels, "forges", "1.0", {"forges.py": text})
-        with pytest.raises(InvalidFunction, match="take part in the engine's messages"):
-            node.register(function("forges", "return ''"))
-        assert victim.poll() is None
-    assert len(_received()) <= before
-
-
 def test_processes_that_a_package_starts_end_with_its_imports(
     wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,15 +164,6 @@ def test_a_package_whose_process_was_not_reaped_is_refused(node: dd.Node, wheels
     wheel(wheels, "child", "1.0", {"child.py": text})
     with pytest.raises(InvalidFunction, match="leaves processes behind"):
         node.register(function("child", "return ''"))
-
-
-def _received() -> list[str]:
-    """List the open descriptors of this process of the kinds that a sandbox sends."""
-    found = []
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            found.append(os.readlink(f"/proc/self/fd/{descriptor}").partition(":")[0])
-    return [kind for kind in found if kind in ("socket", "pipe", "/memfd", "anon_inode")]
 
 
 def _of_sessions(sessions: set[str]) -> list[str]:
