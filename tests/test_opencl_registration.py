@@ -20,7 +20,7 @@ from dandelion.backends.gpu.source import LoadedCode
 
 import dandelion.blueprint as bp
 from dandelion.documents import FunctionDocument, RegistrationDocument, gpu_function
-from dandelion.errors import BackendUnavailable, InvalidFunction, from_record
+from dandelion.errors import BackendUnavailable, InvalidBlueprint, InvalidFunction, from_record
 from dandelion.function import digest_of
 from dandelion.node import Node, Settings
 
@@ -39,9 +39,9 @@ sys.exit(compile_process.main())
 """
 
 
-def document(source: str) -> FunctionDocument:
+def document(source: str, kernel: str = "work") -> FunctionDocument:
     b = bp.Blueprint(inputs=["x"], outputs=["x"], modules={"k": "k.c"})
-    b.launch("work", [b.x], grid=1, block=4)
+    b.launch(kernel, [b.x], grid=1, block=4)
     return gpu_function(
         "Work", b.json(), inputs=["x: float32[4]"], outputs=["x: float32[4]"], files={"k.c": source}
     )
@@ -80,6 +80,24 @@ def test_what_does_not_compile_leaves_the_version_that_works(cache: Path) -> Non
         assert found is not None
         assert found.numpy().tolist() == [1, 1, 1, 1]
     assert len(list(cache.iterdir())) == 1, "what compiles is known from now on"
+
+
+@pytest.mark.parametrize(
+    ("name", "launched", "told"),
+    [
+        ("all", "all", "give the kernel another name: OpenCL C has a function of this one"),
+        ("work", "wrk", "did you mean 'work'"),
+    ],
+)
+def test_a_kernel_that_its_source_does_not_have_is_explained(
+    cache: Path, name: str, launched: str, told: str
+) -> None:
+    options = {"opencl": {"cache": str(cache)}}
+    source = GOOD.replace("work", name)
+    with Node(Settings(backends=("opencl",), options=options)) as node:
+        with pytest.raises(InvalidBlueprint, match=f"no kernel '{launched}'.*{told}"):
+            node.register(document(source, launched))
+            node.invoke("Work", x=np.zeros(4, np.float32))
 
 
 def test_what_is_known_to_compile_starts_no_process(

@@ -15,7 +15,6 @@ import contextlib
 import ctypes
 import linecache
 import platform
-import re
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -27,17 +26,14 @@ from dandelion.errors import (
     DeviceFault,
     DeviceFull,
     InternalError,
-    InvalidBlueprint,
-    InvalidFunction,
-    Problem,
 )
 from dandelion.memory.lease import address_of
 
 from . import pocl
-from .compiling import LOG_BYTES
 from .device import Abilities, Device, Handle, Properties, Protection
 from .host_memory import POOL_BYTES
 from .lowering import Lowering
+from .opencl_problems import not_compiled, unfit, unknown_kernel
 from .plan import Copy, Launch, Pointer, Zero
 from .source import CodeFormat, LoadedCode
 from .source_check import checked_source
@@ -45,9 +41,6 @@ from .svm import SharedRange
 
 _ASSEMBLY = "-D{}=inline_assembly_is_refused"  # also where a macro pastes the word together
 _OPTIONS = ["-cl-std=CL1.2", *map(_ASSEMBLY.format, ("asm", "__asm", "__asm__"))]
-_BEFORE_LOG = re.compile(r"\A.*?^Build on [^\n]*:\n", re.DOTALL | re.MULTILINE)
-_OWN_FILE = re.compile(r"[^\s:]*/tempfile_\w+\.cl(?=:\d)")
-_AFTER_LOG = re.compile(r"\n[^\n]* failed to build the program|\n\((?:options|source saved)")
 _FATAL = ("OUT_OF_RESOURCES", "DEVICE_NOT_AVAILABLE", "INVALID_COMMAND_QUEUE")
 
 
@@ -284,9 +277,7 @@ class OpenClDevice(Device):
             linecache.clearcache()  # pyopencl leaves code of each kernel there, for ever
             return Handle(kernels)
         except cl.Error as error:
-            words = _compiler_words(str(error), code.name)[:LOG_BYTES]
-            problem = Problem("compile", "it does not compile", code.name, excerpt=words)
-            raise InvalidFunction((problem,)) from None
+            raise not_compiled(str(error), code.name) from None
 
     def _unload(self, module: Handle) -> None:
         """A program goes with its last reference."""
@@ -297,15 +288,15 @@ class OpenClDevice(Device):
         assert isinstance(module, dict)
         kernel = module.get(symbol)
         if kernel is None:
-            raise _unfit(symbol, "unknown-kernel", f"the module has no kernel '{symbol}'")
+            raise unknown_kernel(symbol, module)
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         if threads > self._device.max_work_group_size:
             limit = self._device.max_work_group_size
-            raise _unfit(symbol, "launch", f"{threads} threads in a block, the device has {limit}")
+            raise unfit(symbol, "launch", f"{threads} threads in a block, the device has {limit}")
         if launch.shared_bytes > self._device.local_mem_size:
             limit = self._device.local_mem_size
             found = f"{launch.shared_bytes} bytes of local memory, the device has {limit}"
-            raise _unfit(symbol, "launch", found)
+            raise unfit(symbol, "launch", found)
         arguments = self._arguments(kernel, symbol, launch, constants)
         size = tuple(g * b for g, b in zip(launch.grid, launch.block, strict=True))
         return Handle(_Prepared(kernel, arguments, size, launch.block))
@@ -328,15 +319,13 @@ class OpenClDevice(Device):
             values.append(cl.LocalMemory(max(launch.shared_bytes, 1)))
         if kernel.num_args != len(values):
             found = f"{len(values)} arguments for {kernel.num_args} parameters"
-            raise _unfit(symbol, "arity", found)
+            raise unfit(symbol, "arity", found)
         setters = [(set_bytes if isinstance(v, bytes) else kernel.set_arg, v) for v in values]
         for index, (set_argument, value) in enumerate(setters):
             try:
                 set_argument(index, value)
             except (cl.Error, TypeError) as error:
-                raise _unfit(
-                    symbol, "argument", f"argument {index} does not fit: {error}"
-                ) from None
+                raise unfit(symbol, "argument", f"argument {index} does not fit: {error}") from None
         return setters
 
     def _pointer(self, symbol: str, index: int, argument: Pointer, constants: Handle | None) -> Any:
@@ -353,7 +342,7 @@ class OpenClDevice(Device):
                 "this device has no shared memory and takes only such places: pass the buffer "
                 "and the offset as a number"
             )
-            raise _unfit(symbol, "alignment", beyond)
+            raise unfit(symbol, "alignment", beyond)
         with self._operation("argument"):
             return self._pool.get_sub_region(start, size)
 
@@ -425,13 +414,3 @@ def _range(memory: Handle | None) -> SharedRange:
     if not isinstance(memory, SharedRange):
         raise InternalError(f"{type(memory).__name__} is no memory of constants")
     return memory
-
-
-def _unfit(symbol: str, code: str, message: str) -> InvalidBlueprint:
-    return InvalidBlueprint((Problem(code, message, f"kernels.{symbol}"),))
-
-
-def _compiler_words(text: str, name: str) -> str:
-    """Return what the compiler says of a source, without paths of this machine."""
-    inner = _OWN_FILE.sub(lambda _: name, _BEFORE_LOG.sub("", text))
-    return _AFTER_LOG.split(inner, maxsplit=1)[0].strip() or text

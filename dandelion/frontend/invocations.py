@@ -53,6 +53,11 @@ RECORDING_TYPE = b"application/vnd.dandelion.recording"
 RECORDINGS_AT_ONCE = 2
 """A recording uses a thread while its invocation runs; more of them wait."""
 _SMALLER_AS = "send a form, MessagePack or raw bytes, which may be larger than JSON"
+_KEPT_HEADERS = frozenset({b"prefer", b"idempotency-key", b"dandelion-callback"})
+_NO_CALLBACK = (
+    "this invocation is not kept, so nothing would be sent to a URL later",
+    "send Prefer: respond-async or an Idempotency-Key with it, or leave the header out",
+)
 QUERY = ("version", "deadline_s", "priority", "set")
 
 
@@ -120,7 +125,7 @@ class Invocations:
             sets = await self._read(request, plan)
             if sets.keys() != plan.specs.keys():
                 check_names(sets, plan.specs, plan.static)
-            if b"prefer" in request.headers or b"idempotency-key" in request.headers:
+            if not _KEPT_HEADERS.isdisjoint(request.headers):
                 requested = _kept_request(request, plan, deadline_s, priority)
                 preferences = read_preferences(request.headers.get(b"prefer", b""))
                 codecs = plan.response_codecs
@@ -128,6 +133,8 @@ class Invocations:
                     return await self._kept.submit(request, requested, sets, preferences, codecs)
                 if requested.key:
                     return await self._kept.once(request, requested, sets, codecs)
+                if requested.callback:
+                    raise InvalidInput("header.dandelion-callback", *_NO_CALLBACK)
             outcome = await self._node.invoke_sets_async(
                 plan.name,
                 sets,

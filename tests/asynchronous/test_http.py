@@ -185,6 +185,15 @@ def test_a_synchronous_request_with_a_key_is_carried_out_once(here: Served) -> N
     assert failed[0].headers["dandelion-invocation"] == failed[1].headers["dandelion-invocation"]
 
 
+def test_a_callback_of_an_invocation_that_is_not_kept_is_refused(here: Served) -> None:
+    before = counted(here)
+    headers = {"Content-Type": "application/json", "Dandelion-Callback": "http://127.0.0.1/x"}
+    refused = here.ask("POST", "/v1/invoke/echo", SETS, headers)
+    assert (refused.status, refused.kind) == (400, "InvalidInput")
+    assert "send Prefer: respond-async or an Idempotency-Key" in refused.json["detail"]
+    assert counted(here) == before
+
+
 def test_a_stream_ends_with_its_connection_in_http_1_0(here: Served) -> None:
     location = here.submit("echo").headers["location"]
     here.ask("GET", f"{location}?wait_s=20")
