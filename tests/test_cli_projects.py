@@ -323,6 +323,27 @@ def test_dev_reloads_and_shows_what_happens(app: Path) -> None:
         assert dev.end() == 0
 
 
+def test_dev_removes_what_the_file_no_longer_defines(app: Path) -> None:
+    dev = Development(app)
+    try:
+        dev.until("registered count 1")
+        with Client(dev.url) as client:
+            app.write_text(re.sub(r"\bcount\b", "number", app.read_text()))
+            dev.until("registered number 1")
+            dev.until("removed count")
+            assert sorted(one.name for one in client.list()) == ["number", "total", "word_count"]
+            client.register("composition uses(p) => (w) { number(page = all p) => (w = result); }")
+            app.write_text(app.read_text().replace("number", "count"))
+            dev.until("registered count 2")
+            assert "uses" in dev.until("number")
+            assert client.invoke("word_count", pages="a A").words.json() == {"a": 2}
+            client.remove("uses")
+            app.write_text(app.read_text() + "\n# changed\n")
+            dev.until("removed number")
+    finally:
+        assert dev.end() == 0
+
+
 def test_an_edit_counts_though_size_and_time_stay(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

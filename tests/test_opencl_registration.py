@@ -94,10 +94,12 @@ def test_a_kernel_that_its_source_does_not_have_is_explained(
 ) -> None:
     options = {"opencl": {"cache": str(cache)}}
     source = GOOD.replace("work", name)
-    with Node(Settings(backends=("opencl",), options=options)) as node:
-        with pytest.raises(InvalidBlueprint, match=f"no kernel '{launched}'.*{told}"):
-            node.register(document(source, launched))
-            node.invoke("Work", x=np.zeros(4, np.float32))
+    with (
+        Node(Settings(backends=("opencl",), options=options)) as node,
+        pytest.raises(InvalidBlueprint, match=f"no kernel '{launched}'.*{told}"),
+    ):
+        node.register(document(source, launched))
+        node.invoke("Work", x=np.zeros(4, np.float32))
 
 
 def test_what_is_known_to_compile_starts_no_process(

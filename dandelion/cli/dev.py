@@ -10,6 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ import uvloop
 
 from dandelion.activity import ActivityQuery, InvocationSummary
 from dandelion.call_logs import LogLine, shown
+from dandelion.catalog import KINDS
 from dandelion.cli.loading import load_program
 from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
@@ -24,7 +26,8 @@ from dandelion.cli.run import split_target
 from dandelion.cli.settings import load_settings
 from dandelion.cli.sources import ProgramFailed
 from dandelion.cli.wheel_folder import wheel_flags
-from dandelion.errors import DandelionError
+from dandelion.documents import Registered
+from dandelion.errors import Conflict, DandelionError, Unknown
 from dandelion.frontend.listener import url_of
 from dandelion.frontend.server import serve
 from dandelion.node import Node
@@ -53,6 +56,7 @@ class _Development:
         self._path = path
         self._out = out
         self._files: dict[str, int] = {}
+        self._defined: set[Registered] = set()
         self._cursor = 0
         self._logged = 0
 
@@ -100,6 +104,33 @@ class _Development:
             return
         names = ", ".join(f"{one.name} {one.version}" for one in registered)
         self._out.line(f"{_clock()} registered {names}")
+        await self._remove_others(registered)
+
+    async def _remove_others(self, registered: Iterable[Registered]) -> None:
+        """Remove what the file defined before: users before what they use."""
+        defined = set(registered)
+        names = {one.name for one in defined}
+        gone = self._defined - defined
+        used: dict[Registered, Conflict] = {}
+        while gone:
+            used.clear()
+            for one in sorted(gone, key=lambda one: (one.name, one.version)):
+                remove = partial(self._node.remove, KINDS[one.kind], one.name, one.version)
+                try:
+                    await asyncio.to_thread(remove)
+                except Unknown:  # somebody else has removed it
+                    continue
+                except Conflict as error:
+                    used[one] = error
+                    continue
+                if one.name not in names:
+                    self._out.line(f"         removed {one.name}")
+            if len(used) == len(gone):
+                break
+            gone = set(used)
+        for conflict in used.values():
+            self._out.line(f"         {conflict}")
+        self._defined = defined | set(used)
 
     def _show_logs(self) -> None:
         page = self._node.logs(after=self._logged)
