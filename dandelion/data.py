@@ -292,8 +292,16 @@ class ItemSet(msgspec.Struct, frozen=True):
         """View the only item as a read-only numpy array; see `Item.numpy`.
 
         Arguments that are not given come from the set's declaration, else from the item.
+
+        Raises:
+            InvalidInput: the set has more than one item, or is JSON or text, whose bytes are asked
+                for with a `dtype`.
         """
         item = self.only()
+        if dtype is None and item.dtype is None and self.form in ("json", "text"):
+            named = "text" if self.form == "text" else "JSON"
+            hint = "use .value(); for its bytes, name a type: .numpy('uint8')"
+            raise InvalidInput(f"set {self.name}", f"it is {named}, not an array", hint)
         if self.dtype is None:
             return item.numpy(dtype, shape)
         if shape is None:

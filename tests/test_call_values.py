@@ -234,6 +234,16 @@ def test_json_values_keep_their_shape_everywhere(value: Any) -> None:
         assert msgspec.json.decode(text)["sets"]["x"][0]["value"] == value
 
 
+@pytest.mark.parametrize(("form", "named"), [("json", "JSON"), ("text", "text")])
+def test_json_and_text_are_no_arrays(form: str, named: str) -> None:
+    found = ItemSet("x", (Item("x", data=b"12"),), form=form)
+    with pytest.raises(InvalidInput, match=rf"set x: it is {named}, not an array; use .value\(\)"):
+        found.numpy()
+    assert found.numpy("uint8").tolist() == [49, 50]
+    array = ItemSet("x", (Item("x", data=b"12", dtype="uint8", shape=(2,)),), form=form)
+    assert array.numpy().tolist() == array.value().tolist() == [49, 50]
+
+
 @given(st.lists(documents, max_size=4), st.booleans())
 def test_several_json_values_are_several_items(values: list[Any], remote: bool) -> None:
     specs = {"x": SetSpec("x", form="json[]")}
