@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
 
 from dandelion.catalog import (
+    KINDS,
     Batch,
     Catalog,
     CompositionRecord,
     LibraryRecord,
     Record,
+    Removal,
     Slot,
     kind_of,
 )
@@ -182,15 +185,22 @@ class Namespace(Catalog):
     def blob_bytes(self, digest: Digest) -> int:
         return self._all.blob_bytes(digest)
 
-    def remove(self, kind: type[Record], name: str, version: int | None = None) -> list[Record]:
-        if _is_qualified(kind, name):
-            raise Unknown(kind_of(kind), name, version)
+    def remove_together(self, removals: Sequence[Removal]) -> list[Record]:
+        qualified: dict[tuple[str, str], Removal] = {}
+        for one in removals:
+            kind = KINDS[one.kind]
+            if _is_qualified(kind, one.name):
+                raise Unknown(one.kind, one.name, one.version)
+            qualified[one.kind, self._of(kind) + one.name] = one
         try:
-            removed = self._all.remove(kind, self._of(kind) + name, version)
+            removed = self._all.remove_together(
+                [Removal(kind, name, one.version) for (kind, name), one in qualified.items()]
+            )
         except Unknown as error:
-            own = [record.name for record in self.records() if type(record) is kind]
-            close = nearest(name, own) if version is None else None
-            raise Unknown(error.kind, name, version, close, error.hint) from None
+            one = qualified[error.kind, error.name]
+            own = [r.name for r in self.records() if type(r) is KINDS[one.kind]]
+            close = nearest(one.name, own) if one.version is None else None
+            raise Unknown(one.kind, one.name, one.version, close, error.hint) from None
         except Conflict as error:
             raise self._plain_conflict(error) from None
         return [self._plain(record) for record in removed]

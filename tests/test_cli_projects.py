@@ -27,6 +27,30 @@ from dandelion.node import Node, Settings
 Command = Callable[..., tuple[int, str, str]]
 
 
+NAMED = """
+import dandelion as dd
+
+@dd.function
+def {name}() -> int:
+    return {value}
+"""
+NESTED = """
+import dandelion as dd
+
+@dd.function
+def louder(text: str) -> str:
+    return text + "!"
+
+@dd.composition
+def innermost(a):
+    return {"b": louder(a)}
+
+@dd.composition
+def outermost(a):
+    return {"b": innermost(a)}
+"""
+
+
 @pytest.fixture
 def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     monkeypatch.setenv("COLUMNS", "200")
@@ -224,13 +248,56 @@ def test_a_deployment_after_a_removal_is_taken_back(command: Command, app: Path,
     code, out, _ = command("deploy", app, "--undo", "--url", url)
     assert code == 0
     assert out.splitlines() == [
-        f"composition word_count, version {before['word_count'] + 1}, is not there any more",
         f"removed function count, version {before['count'] + 1}",
         f"removed function total, version {before['total'] + 1}",
+        f"composition word_count, version {before['word_count'] + 1}, is not there any more",
     ]
     code, _, error = command("deploy", app, "--undo", "--url", url)
     assert code == 2
     assert "nothing is left that was deployed" in error
+
+
+def test_each_file_is_taken_back_by_itself(command: Command, app: Path, url: str) -> None:
+    def deploy(path: Path, *more: str) -> tuple[int, str]:
+        code, out, _ = command("deploy", path, "--yes", *more, "--url", url)
+        return code, out
+
+    one, two = app.parent / "one.py", app.parent / "two.py"
+    for path in (one, two):
+        path.write_text(NAMED.format(name=path.stem, value=1))
+        assert deploy(path)[0] == 0
+    for path in (one, two):
+        path.write_text(NAMED.format(name=path.stem, value=2))
+        assert deploy(path)[0] == 0
+    for path in (one, two):
+        code, out = deploy(path, "--undo")
+        assert (code, out.split(",")[0]) == (0, f"removed function {path.stem}")
+    with Client(url) as client:
+        assert [client.invoke(p.stem).result.json() for p in (one, two)] == [1, 1]
+
+
+def test_what_uses_each_other_is_taken_back_together(command: Command, app: Path, url: str) -> None:
+    app.write_text(NESTED)
+    assert command("deploy", app, "--yes", "--url", url)[0] == 0
+    changed = NESTED.replace("(text: str)", "(text: str, more: str)").replace(
+        "louder(a)", "louder(a, a)"
+    )
+    app.write_text(changed)
+    assert command("deploy", app, "--yes", "--url", url)[0] == 0
+    with Client(url) as client:
+        assert client.invoke("outermost", a="x").b.text() == "x!"
+    code, out, _ = command("deploy", app, "--undo", "--url", url)
+    assert code == 0, out
+    assert sorted(line.split()[2] for line in out.splitlines()) == ["innermost,", "louder,"]
+    with Client(url) as client:
+        assert client.invoke("outermost", a="x").b.text() == "x!"
+    app.write_text(changed)
+    for name in ("outermost", "innermost", "louder"):
+        assert command("rm", name, "--url", url)[0] == 0
+    assert command("deploy", app, "--yes", "--url", url)[0] == 0
+    assert command("deploy", app, "--undo", "--url", url)[0] == 0, "with nested compositions"
+    with Client(url) as client:
+        assert {"outermost", "innermost", "louder"}.isdisjoint(e.name for e in client.list())
 
 
 def test_top_and_trace(command: Command, app: Path, url: str) -> None:
@@ -337,6 +404,7 @@ def test_dev_removes_what_the_file_no_longer_defines(app: Path) -> None:
             dev.until("registered count 2")
             assert "uses" in dev.until("number")
             assert client.invoke("word_count", pages="a A").words.json() == {"a": 2}
+            dev.until("word_count ok")
             client.remove("uses")
             app.write_text(app.read_text() + "\n# changed\n")
             dev.until("removed number")

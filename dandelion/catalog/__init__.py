@@ -16,6 +16,7 @@ from dandelion.catalog.checks import (
 )
 from dandelion.catalog.contract import Catalog
 from dandelion.catalog.memory import MemoryCatalog
+from dandelion.catalog.nesting import with_uses
 from dandelion.catalog.opening import open_catalog
 from dandelion.catalog.records import (
     KINDS,
@@ -24,6 +25,7 @@ from dandelion.catalog.records import (
     CompositionRecord,
     LibraryRecord,
     Record,
+    Removal,
     Slot,
     check_batch,
     kind_of,
@@ -41,6 +43,7 @@ __all__ = [
     "LibraryRecord",
     "MemoryCatalog",
     "Record",
+    "Removal",
     "Slot",
     "check_against",
     "check_batch",
@@ -51,5 +54,6 @@ __all__ = [
     "slot_of",
     "used_blobs",
     "users_of",
+    "with_uses",
     "with_version",
 ]

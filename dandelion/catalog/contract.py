@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from dandelion.catalog.records import (
     Batch,
@@ -11,8 +11,10 @@ from dandelion.catalog.records import (
     CompositionRecord,
     LibraryRecord,
     Record,
+    Removal,
     Slot,
     check_batch,
+    kind_of,
 )
 from dandelion.data import Bytes
 from dandelion.errors import BackendUnavailable
@@ -89,13 +91,20 @@ class Catalog(abc.ABC):
     def blob_bytes(self, digest: Digest) -> int:
         """Return the size of a blob without reading it; 0 if it is not stored."""
 
-    @abc.abstractmethod
     def remove(self, kind: type[Record], name: str, version: int | None = None) -> list[Record]:
-        """Remove one version, or all of a name; delete blobs that no record refers to any more.
+        """Remove one version, or all of a name; see `remove_together`."""
+        return self.remove_together((Removal(kind_of(kind), name, version),))
+
+    @abc.abstractmethod
+    def remove_together(self, removals: Sequence[Removal]) -> list[Record]:
+        """Remove records, all or nothing; delete blobs that no record refers to any more.
+
+        Returns:
+            The removed records, in the order of `removals`.
 
         Raises:
             Unknown: there is no such name or version.
-            Conflict: a registered composition uses it.
+            Conflict: a registered composition that stays uses one.
         """
 
     def state(self) -> CatalogState:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from dandelion.catalog.checks import check_against, check_unused, used_blobs
 from dandelion.catalog.contract import Catalog
@@ -14,6 +14,7 @@ from dandelion.catalog.records import (
     CompositionRecord,
     LibraryRecord,
     Record,
+    Removal,
     Slot,
     kind_of,
     same_but_version,
@@ -165,27 +166,39 @@ class MemoryCatalog(Catalog):
     def blob_bytes(self, digest: Digest) -> int:
         return len(self._blobs.get(digest, b""))
 
-    def remove(self, kind: type[Record], name: str, version: int | None = None) -> list[Record]:
+    def remove_together(self, removals: Sequence[Removal]) -> list[Record]:
         with self._lock:
-            slot = (kind_of(kind), name)
-            versions = self._records.get(slot, {})
-            removed = [r for v, r in sorted(versions.items()) if version in (None, v)]
-            if not removed:
-                known = [] if versions else [n for k, n in self._records if k == slot[0]]
-                hint = versions_hint(sorted(versions))
-                raise Unknown(slot[0], name, version, nearest(name, known), hint)
-            if len(removed) == len(versions):
-                everything = (r for v in self._records.values() for r in v.values())
-                check_unused(slot[0], name, everything)
+            found = {(*slot_of(r), r.version): r for one in removals for r in self._named(one)}
+            stays = [
+                record
+                for slot, versions in self._records.items()
+                for version, record in versions.items()
+                if (*slot, version) not in found
+            ]
+            left = {slot_of(record) for record in stays}
+            for kind, name in dict.fromkeys(key[:2] for key in found):
+                if (kind, name) not in left:
+                    check_unused(kind, name, stays)
+            removed = list(found.values())
             self._erase(removed)
             for record in removed:
+                versions = self._records[slot_of(record)]
                 del versions[record.version]
-            if not versions:
-                del self._records[slot]
-            for record in removed:
+                if not versions:
+                    del self._records[slot_of(record)]
                 self._release(used_blobs([record]))
             self._changed(removed)
             return removed
+
+    def _named(self, removal: Removal) -> list[Record]:
+        versions = self._records.get((removal.kind, removal.name), {})
+        found = [r for v, r in sorted(versions.items()) if removal.version in (None, v)]
+        if not found:
+            known = [] if versions else [n for k, n in self._records if k == removal.kind]
+            hint = versions_hint(sorted(versions))
+            close = nearest(removal.name, known)
+            raise Unknown(removal.kind, removal.name, removal.version, close, hint)
+        return found
 
     def _changed(self, records: list[Record]) -> None:
         """Note what changed, first: who sees the new generation can ask what it is."""

@@ -50,6 +50,26 @@ class LibraryRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Record: TypeAlias = FunctionSpec | CompositionRecord | LibraryRecord
+
+
+class Removal(msgspec.Struct, frozen=True):
+    """What is to be removed: one version of a name, or all.
+
+    Attributes:
+        kind: ``function``, ``composition`` or ``library``.
+        name: of the record.
+        version: None for all.
+    """
+
+    kind: str
+    name: str
+    version: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"there is no kind '{self.kind[:80]}'; there are {', '.join(KINDS)}")
+
+
 Slot: TypeAlias = tuple[str, str]
 """Kind and name of a record: versions count within a slot."""
 

@@ -1,7 +1,8 @@
 """``dandelion deploy FILE``: show what would change, register it, and undo that.
 
-What was deployed to each node is noted in ``.dandelion-deployed.json`` beside the file, so that
-``--undo`` can remove these versions again. It refuses if someone registered newer ones meanwhile.
+What was deployed of each file to each node is noted in ``.dandelion-deployed.json`` beside it, so
+that ``--undo`` can remove these versions again, all or nothing. It refuses if someone registered
+newer ones meanwhile.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from dandelion.catalog import Removal
 from dandelion.cli.connection import connect
 from dandelion.cli.loading import load_program
 from dandelion.cli.output import Output, WrongUsage
@@ -24,19 +26,33 @@ STATE = ".dandelion-deployed.json"
 
 
 class _Deployed(msgspec.Struct):
-    """What the last deployment to a node registered: kind, name, version."""
+    """What the last deployment of a file to a node registered.
 
-    things: list[tuple[str, str, int]] = []
+    Attributes:
+        file: its name; it is beside the file with this record, or is that folder (empty).
+        url: of the node.
+        things: kind, name and version of each.
+    """
+
+    file: str
+    url: str
+    things: tuple[Removal, ...]
 
 
 def run(arguments: Arguments, out: Output) -> int:
     """Deploy. The exit code is 1 if it was declined."""
     (path,) = arguments.paths
     state = (path if path.is_dir() else path.parent) / STATE
-    deployed = _read(state)
     with connect(arguments) as client:
+        others = _read(state)
+        file = "" if path.is_dir() else path.name
+        last = next((d for d in others if (d.file, d.url) == (file, client.url)), None)
+        if last is not None:
+            others.remove(last)
         if arguments.undo:
-            return _undo(client, state, deployed, out)
+            _undo(client, last, out)
+            _write(state, others)
+            return 0
         document = _document(path)
         changes = client.compare(document)
         changed = [change for change in changes if change.change != "same"]
@@ -51,8 +67,8 @@ def run(arguments: Arguments, out: Output) -> int:
             return 1
         registered = client.register(document, progress=True)
     names = {(change.kind, change.name) for change in changed}
-    things = [(r.kind, r.name, r.version) for r in registered if (r.kind, r.name) in names]
-    _write(state, deployed | {client.url: _Deployed(things)})
+    things = [Removal(r.kind, r.name, r.version) for r in registered if (r.kind, r.name) in names]
+    _write(state, [*others, _Deployed(file, client.url, tuple(things))])
     if out.as_json:
         out.document({"changes": changes, "registered": registered})
     else:
@@ -77,41 +93,37 @@ def _agrees() -> bool:
     return input("This change breaks callers. Deploy it? [y/N] ").strip().lower() in ("y", "yes")
 
 
-def _read(state: Path) -> dict[str, _Deployed]:
+def _read(state: Path) -> list[_Deployed]:
     try:
-        return msgspec.json.decode(state.read_bytes(), type=dict[str, _Deployed])
+        return msgspec.json.decode(state.read_bytes(), type=list[_Deployed])
     except FileNotFoundError:
-        return {}
+        return []
     except msgspec.DecodeError as error:
         hint = "remove it; '--undo' is then possible after the next deployment"
         raise InvalidInput(str(state), f"it is damaged: {error}", hint) from None
 
 
-def _write(state: Path, found: dict[str, _Deployed]) -> None:
+def _write(state: Path, found: list[_Deployed]) -> None:
     state.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
 
 
-def _undo(client: Client, state: Path, found: dict[str, _Deployed], out: Output) -> int:
-    deployed = found.pop(client.url, None)
-    if deployed is None or not deployed.things:
+def _undo(client: Client, last: _Deployed | None, out: Output) -> None:
+    if last is None:
         message = f"nothing is left that was deployed to {client.url}"
         hint = "it takes back the last 'dandelion deploy' of this file once; check FILE and --url"
         raise WrongUsage("--undo", message, hint)
     present = {(entry.kind, entry.name): entry.version for entry in client.list()}
-    for kind, name, version in deployed.things:
-        newest = present.get((kind, name), 0)
-        if newest > version:
+    for one in last.things:
+        newest = present.get((one.kind, one.name), 0)
+        if one.version is not None and newest > one.version:
             message = (
-                f"version {newest} was registered after version {version} of this deployment; "
-                f"remove it first: dandelion rm {name} --version {newest}"
+                f"version {newest} was registered after version {one.version} of this deployment; "
+                f"remove it first: dandelion rm {one.name} --version {newest}"
             )
-            raise Conflict(kind, name, message)
-    order = {"composition": 0, "function": 1, "library": 2}  # what uses others goes first
-    for kind, name, version in sorted(deployed.things, key=lambda one: order[one[0]]):
-        if present.get((kind, name)) == version:
-            client.remove(name, version)
-            out.line(f"removed {kind} {name}, version {version}")
-        else:
-            out.line(f"{kind} {name}, version {version}, is not there any more")
-    _write(state, found)
-    return 0
+            raise Conflict(one.kind, one.name, message)
+    left = [one for one in last.things if present.get((one.kind, one.name)) == one.version]
+    if left:
+        client.remove_together(left)
+    for one in last.things:
+        thing = f"{one.kind} {one.name}, version {one.version}"
+        out.line(f"removed {thing}" if one in left else f"{thing}, is not there any more")

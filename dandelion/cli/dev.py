@@ -10,7 +10,6 @@ import asyncio
 import os
 import time
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,7 +17,7 @@ import uvloop
 
 from dandelion.activity import ActivityQuery, InvocationSummary
 from dandelion.call_logs import LogLine, shown
-from dandelion.catalog import KINDS
+from dandelion.catalog import KINDS, Removal
 from dandelion.cli.loading import load_program
 from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
@@ -27,7 +26,7 @@ from dandelion.cli.settings import load_settings
 from dandelion.cli.sources import ProgramFailed
 from dandelion.cli.wheel_folder import wheel_flags
 from dandelion.documents import Registered
-from dandelion.errors import Conflict, DandelionError, Unknown
+from dandelion.errors import Conflict, DandelionError
 from dandelion.frontend.listener import url_of
 from dandelion.frontend.server import serve
 from dandelion.node import Node
@@ -107,30 +106,24 @@ class _Development:
         await self._remove_others(registered)
 
     async def _remove_others(self, registered: Iterable[Registered]) -> None:
-        """Remove what the file defined before: users before what they use."""
+        """Remove what the file defined before; what something else uses stays until it does not."""
         defined = set(registered)
-        names = {one.name for one in defined}
-        gone = self._defined - defined
-        used: dict[Registered, Conflict] = {}
-        while gone:
-            used.clear()
-            for one in sorted(gone, key=lambda one: (one.name, one.version)):
-                remove = partial(self._node.remove, KINDS[one.kind], one.name, one.version)
-                try:
-                    await asyncio.to_thread(remove)
-                except Unknown:  # somebody else has removed it
-                    continue
-                except Conflict as error:
-                    used[one] = error
-                    continue
-                if one.name not in names:
-                    self._out.line(f"         removed {one.name}")
-            if len(used) == len(gone):
-                break
-            gone = set(used)
-        for conflict in used.values():
-            self._out.line(f"         {conflict}")
-        self._defined = defined | set(used)
+        gone = sorted(self._defined - defined, key=lambda one: (one.name, one.version))
+        self._defined |= defined
+        removals = [
+            Removal(one.kind, one.name, one.version)
+            for one in gone
+            if one.version in self._node.versions(KINDS[one.kind], one.name)
+        ]
+        try:
+            await asyncio.to_thread(self._node.remove_together, removals)
+        except Conflict as error:
+            self._out.line(f"         {error}")
+            return
+        self._defined = defined
+        names = {one.name for one in gone} - {one.name for one in defined}
+        if names:
+            self._out.line(f"         removed {', '.join(sorted(names))}")
 
     def _show_logs(self) -> None:
         page = self._node.logs(after=self._logged)

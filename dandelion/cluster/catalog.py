@@ -1,8 +1,8 @@
 """The catalogue of a node in a cluster: changes go through the log that all nodes have.
 
-`register` and `remove` propose a command and wait until it is chosen and carried out here. Every
-node carries out all commands in the order of the log, on a catalogue of its own, so all have the
-same records with the same versions: a command that is refused is refused by all. `generation`
+`register` and `remove_together` propose a command and wait until it is chosen and carried out here.
+Every node carries out all commands in the order of the log, on a catalogue of its own, so all have
+the same records with the same versions: a command that is refused is refused by all. `generation`
 increases with each change as on a single node, so what is derived from the catalogue is made anew.
 
 A voter has the blobs of a command before it accepts it (`StagedBlobs`), so with the command a
@@ -20,21 +20,20 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
 import msgspec
 
 from dandelion.catalog import (
-    KINDS,
     Batch,
     Catalog,
     CompositionRecord,
     LibraryRecord,
     Record,
+    Removal,
     Slot,
-    kind_of,
     used_blobs,
 )
 from dandelion.cluster.ballots import NOTHING, Command
@@ -53,7 +52,9 @@ from dandelion.errors import (
 )
 from dandelion.function import Digest, FunctionSpec
 
-REGISTER, REMOVE = "register", "remove"
+REGISTER, REMOVE = "register", "remove-together"
+REMOVE_ONE = "remove"
+"""Of older versions: kind, name and version. Logs may have it."""
 CHANGE_LIMIT_BYTES = 32 << 20
 """Of the records of one registration; it is a message to other nodes and a record of the log."""
 BLOBS_LIMIT_BYTES = 4 << 30
@@ -81,14 +82,6 @@ class Registration(msgspec.Struct, frozen=True, array_like=True):
     functions: tuple[FunctionSpec, ...]
     compositions: tuple[CompositionRecord, ...]
     libraries: tuple[LibraryRecord, ...]
-
-
-class Removal(msgspec.Struct, frozen=True, array_like=True):
-    """The content of a command `REMOVE`."""
-
-    kind: str
-    name: str
-    version: int | None
 
 
 ChangeResult = list[Record] | DandelionError
@@ -156,9 +149,8 @@ class ClusterCatalog(Catalog):
             sizes[digest] = _size(blobs[digest]) if digest in blobs else self.blob_bytes(digest)
         return self._change(REGISTER, msgspec.msgpack.encode(records), sizes, blobs)
 
-    def remove(self, kind: type[Record], name: str, version: int | None = None) -> list[Record]:
-        content = msgspec.msgpack.encode(Removal(kind_of(kind), name, version))
-        return self._change(REMOVE, content, {}, {})
+    def remove_together(self, removals: Sequence[Removal]) -> list[Record]:
+        return self._change(REMOVE, msgspec.msgpack.encode(removals), {}, {})
 
     def _change(
         self, kind: str, content: bytes, sizes: dict[str, int], blobs: Mapping[Digest, Bytes]
@@ -264,11 +256,8 @@ class ClusterCatalog(Catalog):
         try:
             if command.kind == REGISTER:
                 outcome = self._carry_out_registration(place, command)
-            elif command.kind == REMOVE:
-                removal = _read(place, command, Removal)
-                if removal.kind not in KINDS:
-                    raise Unreadable(place, command, f"unknown kind '{removal.kind[:80]}'")
-                outcome = self.own.remove(KINDS[removal.kind], removal.name, removal.version)
+            elif command.kind in (REMOVE, REMOVE_ONE):
+                outcome = self.own.remove_together(_removals(place, command))
                 self.removed(outcome)
             elif command.kind == NOTHING:
                 outcome = []
@@ -366,6 +355,16 @@ def _read(place: int, command: Command, kind: type[_T]) -> _T:
     try:
         return msgspec.msgpack.decode(command.content, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Unreadable(place, command, str(error)) from None
+
+
+def _removals(place: int, command: Command) -> tuple[Removal, ...]:
+    if command.kind == REMOVE:
+        return _read(place, command, tuple[Removal, ...])
+    kind, name, version = _read(place, command, tuple[str, str, int | None])
+    try:
+        return (Removal(kind, name, version),)
+    except ValueError as error:
         raise Unreadable(place, command, str(error)) from None
 
 

@@ -13,6 +13,7 @@ from dandelion.asynchronous.handle import AsyncInvocationHandle
 from dandelion.asynchronous.records import KeptPage, KeptRequest, KeptState
 from dandelion.call_logs import PAGE_LINES, LogPage
 from dandelion.capacity import ClusterInfo, NodeCapacity
+from dandelion.catalog import Removal
 from dandelion.data import Sets, Value
 from dandelion.documents import (
     ContentLike,
@@ -197,6 +198,10 @@ class AsyncClient:
     async def remove(self, name: str, version: int | None = None) -> Entries:
         """Remove one version of a name, or all, as `Client.remove`."""
         return await self._run(client_protocol.remove(name, version))
+
+    async def remove_together(self, removals: Iterable[Removal]) -> Entries:
+        """Remove records, all or nothing, as `Client.remove_together`."""
+        return await self._run(client_protocol.remove_together(removals))
 
     async def graph(self, name: str, format: str = "svg", version: int | None = None) -> str:  # noqa: A002  # as in the query
         """Draw a composition as ``svg``, ``mermaid``, ``json`` or ``text``."""

@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from dandelion.catalog import CompositionRecord, LibraryRecord, Record, kind_of
+from dandelion.catalog import CompositionRecord, LibraryRecord, Record, Removal, kind_of
 from dandelion.documents import RegistrationDocument
 from dandelion.errors import Unknown, nearest
 from dandelion.frontend.asgi import NAME_LIMIT, Request, Response, clipped
@@ -30,6 +30,7 @@ from dandelion.frontend.records import (
     RegisterResponse,
     entry_of,
     read_document,
+    read_removals,
 )
 from dandelion.frontend.service import Service
 from dandelion.function import FunctionSpec
@@ -39,6 +40,8 @@ KINDS: dict[str, type[Record]] = {
     "compositions": CompositionRecord,
     "libraries": LibraryRecord,
 }
+REMOVALS_BYTES = 1024 * 1024
+"""Limit of the body of ``POST /v1/remove``."""
 
 
 class CatalogueRoutes:
@@ -110,13 +113,23 @@ class CatalogueRoutes:
         version = request.version
         return await asyncio.to_thread(self._remove, request, cls, name, version)
 
+    async def remove_together(self, request: Request) -> Response:
+        """``POST /v1/remove``: several records, all or nothing."""
+        request.expect_query(())
+        body = Body(request, self._node.acquire_async, REMOVALS_BYTES)
+        removals = read_removals(await body.read())
+        return await asyncio.to_thread(self._removed, request, removals)
+
     def _remove(
         self, request: Request, cls: type[Record], name: str, version: int | None
     ) -> Response:
-        kind = kind_of(cls)
-        with audited(Change(request, "remove", [entry(kind, name, version)])) as change:
-            removed = self._node.remove(cls, name, version, tenant=request.grant.tenant)
-            change.names = tuple(entry(kind, r.name, r.version) for r in removed)
+        return self._removed(request, (Removal(kind_of(cls), name, version),))
+
+    def _removed(self, request: Request, removals: tuple[Removal, ...]) -> Response:
+        names = [entry(one.kind, one.name, one.version) for one in removals]
+        with audited(Change(request, "remove", names)) as change:
+            removed = self._node.remove_together(removals, tenant=request.grant.tenant)
+            change.names = tuple(entry(kind_of(r), r.name, r.version) for r in removed)
         return json_response({"removed": [entry_of(record) for record in removed]})
 
     async def graph(self, request: Request) -> Response:

@@ -22,6 +22,7 @@ from dandelion.asynchronous.handle import InvocationHandle
 from dandelion.asynchronous.records import KeptPage, KeptRequest, KeptState
 from dandelion.call_logs import PAGE_LINES, LogLine, LogPage
 from dandelion.capacity import ClusterInfo, NodeCapacity
+from dandelion.catalog import Removal
 from dandelion.data import Sets, Value
 from dandelion.documents import (
     ContentLike,
@@ -287,6 +288,15 @@ class Client:
             Conflict: a composition uses it.
         """
         return self._run(client_protocol.remove(name, version))
+
+    def remove_together(self, removals: Iterable[Removal]) -> Entries:
+        """Remove records, all or nothing.
+
+        Raises:
+            Unknown: one is not registered.
+            Conflict: a composition uses one, or would not fit what stays.
+        """
+        return self._run(client_protocol.remove_together(removals))
 
     def graph(self, name: str, format: str = "svg", version: int | None = None) -> str:  # noqa: A002  # as in the query
         """Draw a composition as ``svg``, ``mermaid``, ``json`` or ``text``."""

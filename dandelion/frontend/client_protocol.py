@@ -24,6 +24,7 @@ from dandelion.asynchronous.records import (
 )
 from dandelion.call_logs import LogPage
 from dandelion.capacity import ClusterInfo, NodeCapacity
+from dandelion.catalog import Removal
 from dandelion.data import Bytes, Sets, Value
 from dandelion.documents import (
     ContentLike,
@@ -58,6 +59,7 @@ from dandelion.frontend.records import (
     EngineEntry,
     Entry,
     RegisterResponse,
+    RemoveDocument,
 )
 from dandelion.frontend.set_encoding import encode_request
 from dandelion.invocation_result import InvocationResult
@@ -255,6 +257,14 @@ def describe(name: str, version: int | None) -> Steps[Description]:
 def remove(name: str, version: int | None) -> Steps[Entries]:
     """Remove a name."""
     return _decoded((yield from _for_name("DELETE", name, version)), _Listing).removed
+
+
+def remove_together(removals: Iterable[Removal]) -> Steps[Entries]:
+    """Remove records, all or nothing."""
+    body = msgspec.json.encode(RemoveDocument(tuple(removals)))
+    headers = {"Content-Type": "application/json"}
+    response = yield ClientRequest("POST", "/v1/remove", headers, [body])
+    return _decoded(response, _Listing).removed
 
 
 def graph(name: str, format_: str, version: int | None) -> Steps[str]:

@@ -30,6 +30,7 @@ from dandelion.frontend.openapi import (
     record_operation,
     register_operation,
     remove_operation,
+    remove_together_operation,
     trace_operation,
 )
 from dandelion.frontend.openapi_kept import (
@@ -77,6 +78,13 @@ class NativeAdapter(Adapter):
             ),
             Route("POST", "/v1/compare", catalogue.compare, Right.REGISTER, compare_operation()),
             Route("POST", "/v1/register", catalogue.register, Right.REGISTER, register_operation()),
+            Route(
+                "POST",
+                "/v1/remove",
+                catalogue.remove_together,
+                Right.REGISTER,
+                remove_together_operation(),
+            ),
         ]
         for kind in KINDS:
             path = f"/v1/{kind}/{{name...}}"

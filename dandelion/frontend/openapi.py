@@ -30,6 +30,7 @@ from dandelion.frontend.records import (
     Description,
     Entry,
     RegisterResponse,
+    RemoveDocument,
 )
 from dandelion.frontend.routing import ANY_METHOD, Json, Route
 from dandelion.priority import PRIORITY_LIMIT
@@ -40,6 +41,7 @@ _RECORDS = (
     Activity,
     RegistrationDocument,
     RegisterResponse,
+    RemoveDocument,
     ComparisonResponse,
     Entry,
     Description,
@@ -196,6 +198,15 @@ def remove_operation() -> Json:
     """Describe ``DELETE /v1/{kind}/{name}``."""
     removed = {"type": "object", "properties": {"removed": _ENTRIES}}
     return operation_of("Remove all versions, or one", json_content(removed), [NAME, VERSION])
+
+
+def remove_together_operation() -> Json:
+    """Describe ``POST /v1/remove``."""
+    operation = remove_operation()
+    content = json_content(reference("RemoveDocument"))
+    body = {"required": True, "content": content}
+    summary = "Remove records, all or nothing"
+    return {**operation, "summary": summary, "parameters": [], "requestBody": body}
 
 
 def graph_operation() -> Json:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from dandelion.catalog import CompositionRecord, Record, kind_of
+from dandelion.catalog import CompositionRecord, Record, Removal, kind_of
 from dandelion.data import Bytes, SetSpec
 from dandelion.documents import PlannedChange, Registered, RegistrationDocument
 from dandelion.errors import InvalidInput, nearest
@@ -32,6 +32,12 @@ class ComparisonResponse(msgspec.Struct, frozen=True):
     """What a registration would change."""
 
     changes: tuple[PlannedChange, ...]
+
+
+class RemoveDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to remove, all or nothing."""
+
+    records: tuple[Removal, ...]
 
 
 class RegisterResponse(msgspec.Struct, frozen=True):
@@ -101,6 +107,9 @@ class EngineEntry(msgspec.Struct, frozen=True):
     failures: int
 
 
+_removal_document = msgspec.json.Decoder(RemoveDocument)
+
+
 def entry_of(record: Record) -> Entry:
     """Shorten a record to a line of a list."""
     kind = kind_of(record)
@@ -134,6 +143,19 @@ def read_document(body: Bytes, media_type: str) -> RegistrationDocument:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         path, message = misfit(error)
         raise InvalidInput(path or "body", message, _meant_field(path, message)) from None
+
+
+def read_removals(body: Bytes) -> tuple[Removal, ...]:
+    """Read the body of ``POST /v1/remove``.
+
+    Raises:
+        InvalidInput: it is not such a document; `where` is the path of what does not fit.
+    """
+    try:
+        return _removal_document.decode(body).records
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        path, message = misfit(error)
+        raise InvalidInput(path or "body", message) from None
 
 
 def _meant_field(path: str, message: str) -> str:

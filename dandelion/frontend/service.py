@@ -13,7 +13,7 @@ from dandelion.activity import Activity, ActivityQuery
 from dandelion.asynchronous.records import KeptPage, KeptRequest, KeptState, KeptView, Watched
 from dandelion.call_logs import PAGE_LINES, LogPage
 from dandelion.capacity import ClusterInfo, NodeCapacity
-from dandelion.catalog import CompositionRecord, Record
+from dandelion.catalog import CompositionRecord, Record, Removal
 from dandelion.data import Bytes, ItemSet, Sets, SetSpec
 from dandelion.documents import PlannedChange, Registered, RegistrationDocument
 from dandelion.function import FunctionSpec
@@ -154,10 +154,8 @@ class Service(Protocol):
     def prepare(self, text: str, *, tenant: str) -> str:
         """Compile a composition without registering it; give a name that holds for a while."""
 
-    def remove(
-        self, kind: type[Record], name: str, version: int | None = None, *, tenant: str
-    ) -> list[Record]:
-        """Remove one version of a name, or all."""
+    def remove_together(self, removals: Sequence[Removal], *, tenant: str) -> list[Record]:
+        """Remove records, all or nothing."""
 
     def engines(self) -> Sequence[object]:
         """All engines, as records that can be written as JSON."""

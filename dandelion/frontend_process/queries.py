@@ -61,9 +61,7 @@ class Queries:
                 node.describe(query.name, query.version, query.tenant)
             ),
             Prepare: lambda query: node.prepare(query.text, query.tenant),
-            Remove: lambda query: _wrapped(
-                node.remove(KINDS[query.kind], query.name, query.version, query.tenant)
-            ),
+            Remove: lambda query: _wrapped(node.remove_together(query.removals, query.tenant)),
             GetEngines: lambda _: node.engines(),
             GetCapacity: lambda query: node.capacity(query.tenant, query.function, query.version),
             GetCluster: lambda _: node.cluster(),

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from dandelion.activity import ActivityQuery
-from dandelion.catalog import CompositionRecord, LibraryRecord, Record
+from dandelion.catalog import CompositionRecord, LibraryRecord, Record, Removal
 from dandelion.data import SetSpec
 from dandelion.frontend_process.wire import Blob
 from dandelion.function import FunctionSpec
@@ -71,11 +71,9 @@ class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
 
 
 class Remove(msgspec.Struct, frozen=True, array_like=True, tag="remove"):
-    """Remove a name or one version of it; the answer is a list of `WireRecord`."""
+    """Remove records, all or nothing; the answer is a list of `WireRecord`."""
 
-    kind: str
-    name: str
-    version: int | None
+    removals: tuple[Removal, ...]
     tenant: str = DEFAULT_TENANT
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from dandelion.activity import Activity, ActivityQuery
 from dandelion.call_logs import PAGE_LINES, LogPage
 from dandelion.capacity import ClusterInfo, NodeCapacity
-from dandelion.catalog import CompositionRecord, Record, kind_of
+from dandelion.catalog import CompositionRecord, Record, Removal, kind_of
 from dandelion.data import Bytes, ItemSet
 from dandelion.documents import Content, PlannedChange, Registered, RegistrationDocument
 from dandelion.errors import InvalidInput
@@ -126,11 +126,9 @@ class RemoteQueries(abc.ABC):
         """See `Service`."""
         return self._ask(Prepare(text, tenant), _name)
 
-    def remove(
-        self, kind: type[Record], name: str, version: int | None = None, *, tenant: str
-    ) -> list[Record]:
+    def remove_together(self, removals: Sequence[Removal], *, tenant: str) -> list[Record]:
         """See `Service`."""
-        removed = self._ask(Remove(kind_of(kind), name, version, tenant), _records)
+        removed = self._ask(Remove(tuple(removals), tenant), _records)
         return [one.record() for one in removed]
 
     def engines(self) -> list[EngineEntry]:

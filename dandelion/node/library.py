@@ -8,18 +8,27 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
-from dandelion.catalog import Catalog, CompositionRecord
+from dandelion.catalog import Catalog, CompositionRecord, with_uses
 from dandelion.dataflow.graph import Composition
 from dandelion.dataflow.language import parse
+from dandelion.dataflow.validate import validate
 from dandelion.dispatcher.plan import CompositionPlan, Target, compile_composition, direct_plan
-from dandelion.errors import BackendUnavailable, InternalError, Unknown, nearest, versions_hint
+from dandelion.errors import (
+    BackendUnavailable,
+    Conflict,
+    InternalError,
+    Unknown,
+    nearest,
+    versions_hint,
+)
 from dandelion.function import FunctionSpec, Limits, digest_of
 from dandelion.fusion import Found, Whole, whole
 from dandelion.node.fuser import Fuser
+from dandelion.registration.compositions import NESTING_LIMIT, signature_of, too_deep
 
 PREPARED_LIMIT = 1024
 """Compositions of one tenant that are kept without being registered."""
@@ -33,14 +42,6 @@ class _Prepared:
     record: CompositionRecord
     plan: CompositionPlan
     generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Compiled:
-    """Compositions that were compiled on the way, and the functions of those that are one."""
-
-    plans: dict[str, CompositionPlan] = field(default_factory=dict)
-    wholes: dict[str, Whole | None] = field(default_factory=dict)
 
 
 class Library:
@@ -142,6 +143,7 @@ class Library:
 
         Raises:
             Unknown: nothing of that name and version is registered.
+            Conflict: it is an older version of a composition, which does not fit its functions.
         """
         if name.startswith(_PREPARED):
             return self._find_prepared(name).plan
@@ -174,31 +176,44 @@ class Library:
         )
         return self.plan(name, version) if is_function else None
 
-    def _plan(self, record: CompositionRecord, made: _Compiled | None = None) -> CompositionPlan:
+    def _plan(self, record: CompositionRecord) -> CompositionPlan:
         """Compile a composition; its functions are the newest ones.
 
-        Args:
-            record: what to compile.
-            made: compositions that were compiled on the way: each is compiled once, however often
-                others apply it.
+        What it applies is compiled first, each once.
+
+        Raises:
+            Conflict: a composition does not fit what it uses.
+            InvalidInput: they are nested too deeply.
         """
-        compiled = made or _Compiled()
-        plans = compiled.plans
-        composition = next(
-            (c for c in parse(record.text, record.name).compositions if c.name == record.name), None
-        )
+        levels: dict[str, int] = {}
+        targets: dict[str, Target] = {}
+        wholes: dict[str, Whole | None] = {}
+        for one in with_uses(record, self.find):
+            if isinstance(one, FunctionSpec):
+                targets[one.name] = one
+            else:
+                levels[one.name] = 1 + max((levels.get(name, 0) for name in one.uses), default=0)
+                if levels[one.name] > NESTING_LIMIT:
+                    raise too_deep(one.name, levels[one.name])
+                made = self._compiled(self._composition(one), targets.__getitem__, wholes)
+                targets[one.name] = made
+        return made
+
+    def _composition(self, record: CompositionRecord) -> Composition:
+        """Read the text of a record, which fits what is registered now.
+
+        Raises:
+            Conflict: it does not.
+        """
+        module = parse(record.text, record.name)
+        composition = next((c for c in module.compositions if c.name == record.name), None)
         if composition is None:
             raise InternalError(f"the text of composition '{record.name}' does not define it")
-
-        def target(name: str) -> Target:
-            found = self.find(name)
-            if isinstance(found, FunctionSpec):
-                return found
-            if name not in plans:
-                plans[name] = self._plan(found, compiled)
-            return plans[name]
-
-        return self._compiled(composition, target, compiled.wholes)
+        problems = validate(module, lambda name: signature_of(self.find(name)))
+        if problems:
+            message = f"version {record.version} does not fit the newest versions of what it uses"
+            raise Conflict("composition", record.name, f"{message}: {problems[0]}")
+        return composition
 
     def _compiled(
         self,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from dandelion.catalog import CompositionRecord, Record, kind_of
+from dandelion.catalog import CompositionRecord, Record, Removal, kind_of
 from dandelion.documents import (
     ContentLike,
     FunctionDocument,
@@ -165,20 +165,31 @@ class Registering:
         version: int | None = None,
         tenant: str = DEFAULT_TENANT,
     ) -> list[Record]:
-        """Remove one version of a name, or all.
+        """Remove one version of a name, or all; see `remove_together`."""
+        return self.remove_together((Removal(kind_of(kind), name, version),), tenant)
+
+    def remove_together(
+        self, removals: Sequence[Removal], tenant: str = DEFAULT_TENANT
+    ) -> list[Record]:
+        """Remove records, all or nothing; return them.
 
         Raises:
-            Unknown, Conflict: there is no such thing, or a composition uses it, or it belongs to
-                the platform.
+            Unknown: there is no such thing.
+            Conflict: a composition uses it, or would no longer fit what stays, or it belongs to the
+                platform.
         """
         space = self._parts.spaces.of(tenant)
-        if kind is FunctionSpec and name in space.library.platform:
-            message = "it is a function of the platform, which the node's backends provide"
-            raise Conflict("function", name, message)
+        for one in removals:
+            if one.kind == kind_of(FunctionSpec) and one.name in space.library.platform:
+                message = "it is a function of the platform, which the node's backends provide"
+                raise Conflict("function", one.name, message)
         with self._parts.registering:  # or a composition may be registered that uses it meanwhile
-            removed = space.catalog.remove(kind, name, version)
+            space.registrar.check_removals(removals)
+            removed = space.catalog.remove_together(removals)
         self._parts.packages.release_unused()
-        if kind is FunctionSpec and self._parts.running:
-            versions = [record.version for record in removed]
-            self._parts.loop.call(partial(self._parts.forget, space.tenant, name, versions))
+        if self._parts.running:
+            for record in removed:
+                if isinstance(record, FunctionSpec):
+                    gone = partial(self._parts.forget, space.tenant, record.name, [record.version])
+                    self._parts.loop.call(gone)
         return removed

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from dandelion.catalog import Catalog, CompositionRecord
+from dandelion.catalog import Catalog, CompositionRecord, with_uses
 from dandelion.documents import (
     CodeDocument,
     Content,
@@ -17,12 +16,6 @@ from dandelion.function import FunctionSpec, StaticItem
 
 Find = Callable[[str, int | None], FunctionSpec | CompositionRecord]
 """Finds a function or composition by name and version; raises `Unknown`."""
-
-
-@dataclass(slots=True)
-class _Found:
-    functions: dict[str, FunctionSpec] = field(default_factory=dict)
-    compositions: dict[str, CompositionRecord] = field(default_factory=dict)
 
 
 def code_of(
@@ -41,28 +34,14 @@ def code_of(
     Raises:
         Unknown: it is not registered, or was removed meanwhile.
     """
-    found = _Found()
-    _collect(name, version, find, found)
-    own = [spec for spec in found.functions.values() if spec.version]
-    platform = tuple(spec for spec in found.functions.values() if not spec.version)
+    used = list(with_uses(find(name, version), lambda inner: find(inner, None)))
+    functions = [record for record in used if isinstance(record, FunctionSpec)]
     document = RegistrationDocument(
-        functions=tuple(_function(spec, catalog) for spec in own),
-        compositions=tuple(record.text for record in found.compositions.values()),
+        functions=tuple(_function(spec, catalog) for spec in functions if spec.version),
+        compositions=tuple(one.text for one in used if isinstance(one, CompositionRecord)),
     )
+    platform = tuple(spec for spec in functions if not spec.version)
     return document, platform
-
-
-def _collect(name: str, version: int | None, find: Find, found: _Found) -> None:
-    """Add what a name stands for, after what it uses."""
-    if name in found.functions or name in found.compositions:
-        return
-    record = find(name, version)
-    if isinstance(record, FunctionSpec):
-        found.functions[name] = record
-        return
-    for used in record.uses:
-        _collect(used, None, find, found)
-    found.compositions[name] = record
 
 
 def _function(spec: FunctionSpec, catalog: Catalog) -> FunctionDocument:

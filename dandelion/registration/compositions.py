@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 import msgspec
 import networkx as nx
 
-from dandelion.catalog import Catalog, CompositionRecord
+from dandelion.catalog import Catalog, CompositionRecord, Removal, kind_of
 from dandelion.dataflow.excerpt import in_texts, with_excerpts
 from dandelion.dataflow.graph import Composition, CompositionModule, Declaration
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.printer import print_module
 from dandelion.dataflow.validate import FunctionSignature, validate
-from dandelion.errors import Conflict, InvalidComposition, Problem, TooLarge
+from dandelion.errors import Conflict, InvalidComposition, InvalidInput, Problem, TooLarge
 from dandelion.function import FunctionSpec
 
 TEXT_LIMIT_BYTES = 128 * 1024
 """Limit of one composition text: some thousands of applications, a second or two of parsing."""
+NESTING_LIMIT = 100
+"""How many compositions may be inside of each other. A failure names each of them."""
 
 
 class CompositionChecks:
@@ -51,6 +53,7 @@ class CompositionChecks:
         Raises:
             InvalidComposition: all problems of all texts.
             TooLarge: a text is too long.
+            InvalidInput: compositions are nested too deeply.
         """
         for name, text in texts.items():
             if len(text) > TEXT_LIMIT_BYTES or len(text.encode()) > TEXT_LIMIT_BYTES:
@@ -71,10 +74,13 @@ class CompositionChecks:
             def find(name: str) -> FunctionSignature | None:
                 return signatures.get(name) or known(name)
 
+            graph = self._uses_with(module)
             problems = [
                 *self._static_problems(module, functions),
-                *self._recursion_problems(module),
+                *self._recursion_problems(module, graph),
             ]
+            if not problems:
+                _check_nesting(graph, {c.name for c in module.compositions})
         if problems:
             problems = [self._with_backend(problem) for problem in problems]
             raise InvalidComposition(tuple(with_excerpts(problems, in_texts(texts))))
@@ -96,7 +102,7 @@ class CompositionChecks:
     ) -> Callable[[str], FunctionSignature | None]:
         def known(name: str) -> FunctionSignature | None:
             found = functions.get(name) or self.find(name)
-            return None if found is None else _signature_of(found)
+            return None if found is None else signature_of(found)
 
         return known
 
@@ -122,7 +128,8 @@ class CompositionChecks:
                             binding.place.column,
                         )
 
-    def _recursion_problems(self, module: CompositionModule) -> Iterator[Problem]:
+    def _uses_with(self, module: CompositionModule) -> nx.DiGraph[str]:
+        """Return which names apply which, once a module is registered."""
         graph: nx.DiGraph[str] = nx.DiGraph()
         for record in self._catalog.records():
             if isinstance(record, CompositionRecord):
@@ -131,6 +138,10 @@ class CompositionChecks:
             if composition.name in graph:
                 graph.remove_edges_from(list(graph.out_edges(composition.name)))
             graph.add_edges_from((composition.name, a.function) for a in composition.applications)
+        return graph
+
+    @staticmethod
+    def _recursion_problems(module: CompositionModule, graph: nx.DiGraph[str]) -> Iterator[Problem]:
         for composition in module.compositions:
             if composition.name in graph and (loop := _loop_through(graph, composition.name)):
                 yield Problem(
@@ -152,24 +163,93 @@ class CompositionChecks:
         new: dict[str, FunctionSpec | CompositionRecord] = {**functions}
         new.update({c.name: c for c in compositions})
         replaced = {c.name for c in compositions}
-
-        def known(name: str) -> FunctionSignature | None:
-            found = new.get(name) or self.find(name)
-            return None if found is None else _signature_of(found)
-
         for record in self._catalog.records():
             if not isinstance(record, CompositionRecord) or record.name in replaced:
                 continue
-            if new.keys().isdisjoint(record.uses):
-                continue
-            problems = validate(parse(record.text, record.name), known)
-            if problems:
+            problem = self._misfit(record, new)
+            if problem is not None:
                 used = sorted(new.keys() & set(record.uses))
                 message = f"the new version of {', '.join(used)} breaks it; register both together"
-                raise Conflict("composition", record.name, f"{message}: {problems[0]}")
+                raise Conflict("composition", record.name, f"{message}: {problem}")
+
+    def check_removals(self, removals: Sequence[Removal]) -> None:
+        """Refuse a removal after which a composition would not fit what is newest then.
+
+        Raises:
+            Conflict: a registered composition would break.
+        """
+        gone = {(one.kind, one.name, one.version) for one in removals}
+        newest: dict[str, FunctionSpec | CompositionRecord] = {}
+        for _, name, _ in gone:
+            now = self._catalog.find_callable(name)
+            if now is None:
+                continue
+            kind = kind_of(now)
+            versions = self._catalog.versions(type(now), name)
+            left = [v for v in versions if gone.isdisjoint({(kind, name, v), (kind, name, None)})]
+            older = self._catalog.find_callable(name, left[-1]) if left else None
+            if older is not None and older.version != now.version:
+                newest[name] = older
+        graph: nx.DiGraph[str] = nx.DiGraph()
+        for record in self._catalog.records():
+            stays = newest.get(record.name, record)
+            if not isinstance(stays, CompositionRecord):
+                continue
+            graph.add_edges_from((stays.name, used) for used in stays.uses)
+            problem = self._misfit(stays, newest)
+            if problem is not None:
+                names = sorted(newest.keys() & {stays.name, *stays.uses})
+                told = " and ".join(f"version {newest[n].version} of {n}" for n in names)
+                message = f"{told} would be the newest, which does not fit; remove both together"
+                raise Conflict("composition", stays.name, f"{message}: {problem}")
+        for name in newest:
+            if name in graph and (loop := _loop_through(graph, name)):
+                message = f"version {newest[name].version} would apply itself: {' -> '.join(loop)}"
+                raise Conflict("composition", name, message)
+
+    def _misfit(
+        self,
+        record: CompositionRecord,
+        changed: Mapping[str, FunctionSpec | CompositionRecord],
+    ) -> Problem | None:
+        """Tell why a composition does not fit a change of itself or what it uses."""
+        if changed.keys().isdisjoint((record.name, *record.uses)):
+            return None
+
+        def known(name: str) -> FunctionSignature | None:
+            found = changed.get(name) or self.find(name)
+            return None if found is None else signature_of(found)
+
+        problems = validate(parse(record.text, record.name), known)
+        return problems[0] if problems else None
 
 
-def _signature_of(found: FunctionSpec | CompositionRecord) -> FunctionSignature:
+def _check_nesting(graph: nx.DiGraph[str], names: Container[str]) -> None:
+    """Refuse compositions among `names` by which others, or they themselves, are too deep."""
+    if not nx.is_directed_acyclic_graph(graph):
+        return  # others apply themselves, which an invocation of them tells
+    order = list(nx.topological_sort(graph))
+    above = dict.fromkeys(order, 0)
+    for name in order:
+        for used in graph.successors(name):
+            above[used] = max(above[used], above[name] + 1)
+    below = dict.fromkeys(order, 0)
+    for name in reversed(order):
+        for used in graph.successors(name):
+            below[name] = max(below[name], below[used] + 1)
+    for name in order:
+        levels = above[name] + below[name]
+        if name in names and levels > NESTING_LIMIT:
+            raise too_deep(name, levels)
+
+
+def too_deep(name: str, levels: int) -> InvalidInput:
+    """Return the error of a composition with this many inside of each other."""
+    message = f"{levels} compositions are inside of each other, more than {NESTING_LIMIT}"
+    return InvalidInput(f"composition '{name}'", message)
+
+
+def signature_of(found: FunctionSpec | CompositionRecord) -> FunctionSignature:
     """Return the names of the sets of a function or composition."""
     if isinstance(found, FunctionSpec):
         return FunctionSignature(found.name, found.input_names, found.output_names)

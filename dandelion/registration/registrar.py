@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dandelion.blobs import Blobs
-from dandelion.catalog import Batch, Catalog, CompositionRecord
+from dandelion.catalog import Batch, Catalog, CompositionRecord, Removal
 from dandelion.documents import RegistrationDocument
 from dandelion.driver import Checker
 from dandelion.errors import Conflict, InvalidInput
@@ -117,6 +117,14 @@ class Registrar:
                 )
         checks.check_users(by_name, compositions)
         return Batch(functions, compositions, list(reader.libraries.values()), reader.blobs)
+
+    def check_removals(self, removals: Sequence[Removal]) -> None:
+        """Refuse a removal after which a composition would not fit the functions that stay.
+
+        Raises:
+            Conflict: a registered composition would break.
+        """
+        self._composition_checks().check_removals(removals)
 
     def _composition_checks(self) -> CompositionChecks:
         return CompositionChecks(self.catalog, self.platform, self.offered)

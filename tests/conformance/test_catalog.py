@@ -15,6 +15,7 @@ from dandelion.catalog import (
     CompositionRecord,
     LibraryRecord,
     Record,
+    Removal,
     open_catalog,
 )
 from dandelion.data import SetSpec
@@ -253,6 +254,30 @@ def test_what_a_composition_uses_stays(catalog: Catalog) -> None:
         catalog.remove(FunctionSpec, "F", 2)
     catalog.remove(CompositionRecord, "C", 1)
     catalog.remove(FunctionSpec, "F")
+
+
+def test_removing_together(catalog: Catalog) -> None:
+    (first,) = catalog.register(a_function("F", b"1"))
+    (second,) = catalog.register(a_function("F", b"2"))
+    (other,) = catalog.register(a_function("G", b"3"))
+    (user,) = catalog.register(a_composition("C", "F"))
+    function, composition = Removal("function", "F"), Removal("composition", "C")
+    generation = catalog.generation
+    with pytest.raises(Conflict):
+        catalog.remove_together([Removal("function", "G"), function])
+    with pytest.raises(Unknown, match="'H'"):
+        catalog.remove_together([composition, function, Removal("function", "H")])
+    assert catalog.generation == generation
+    assert catalog.records() == [user, second, other]
+    assert catalog.versions(FunctionSpec, "F") == [1, 2]
+    removed = catalog.remove_together([function, composition, Removal("function", "F", 2)])
+    assert removed == [first, second, user]
+    assert catalog.records() == [other]
+    assert catalog.remove_together([]) == []
+    assert not catalog.has_blob(digest_of(b"1"))
+    assert bytes(catalog.blob(digest_of(b"3"))) == b"3"
+    with pytest.raises(ValueError, match="no kind 'functions'"):
+        Removal("functions", "G")
 
 
 def test_many_threads_at_once(catalog: Catalog) -> None:

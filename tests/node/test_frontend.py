@@ -191,6 +191,40 @@ def test_register_describe_list_remove(served: Served) -> None:
     assert served.ask("GET", "/v1/functions/extra")[0] == 404
 
 
+def test_several_records_are_removed_together(served: Served) -> None:
+    def remove(*records: object) -> tuple[int, Any]:
+        body = json.dumps({"records": records})
+        status, _, data = served.ask("POST", "/v1/remove", body, JSON)
+        return status, json.loads(data)
+
+    names = ("one", "two")
+    functions = [{"name": n, "inputs": ["a"], "outputs": ["b"], "code": [NULL]} for n in names]
+    document = {
+        "functions": functions,
+        "compositions": ["composition both(a) => (b) { one(a = all a) => (b = b); }"],
+    }
+    assert served.ask("POST", "/v1/register", json.dumps(document), JSON)[0] == 200
+    one, two, both = (
+        {"kind": kind, "name": name}
+        for kind, name in (("function", "one"), ("function", "two"), ("composition", "both"))
+    )
+    status, problem = remove(two, one)
+    assert (status, problem["type"].rpartition(":")[2]) == (409, "Conflict")
+    status, problem = remove(two, {**one, "version": 7})
+    assert (status, problem["type"].rpartition(":")[2]) == (404, "Unknown")
+    assert served.ask("GET", "/v1/functions/two")[0] == 200, "all or nothing"
+    for wrong in ({"kind": "thing", "name": "one"}, {"kind": "function"}, 1):
+        status, problem = remove(two, wrong)
+        assert (status, problem["type"].rpartition(":")[2]) == (400, "InvalidInput"), wrong
+        assert "records[1]" in problem["detail"]
+    status, answer = remove(one, two, both)
+    assert status == 200
+    assert [(r["kind"], r["name"]) for r in answer["removed"]] == [
+        (r["kind"], r["name"]) for r in (one, two, both)
+    ]
+    assert served.ask("GET", "/v1/functions/two")[0] == 404
+
+
 NULL = {"format": "null"}
 
 

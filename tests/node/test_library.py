@@ -1,17 +1,19 @@
 """What a node keeps of its catalogue, while the catalogue changes under it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from dandelion.catalog import Batch, CompositionRecord, MemoryCatalog
+from dandelion import python_function
+from dandelion.catalog import Batch, CompositionRecord, MemoryCatalog, Removal, kind_of
 from dandelion.dataflow.language import parse
 from dandelion.documents import CodeDocument, FunctionDocument
 from dandelion.driver import Hosting
-from dandelion.errors import Conflict, InvalidComposition
+from dandelion.errors import ApplicationFailed, Conflict, InvalidComposition, InvalidInput
 from dandelion.function import Function, FunctionSpec
 from dandelion.node import Node, Settings
 from dandelion.node.library import Library
+from dandelion.registration.compositions import NESTING_LIMIT
 from dandelion.testing import ScriptedDriver
 
 
@@ -89,6 +91,111 @@ def test_a_registration_whose_ground_is_removed_meanwhile_is_refused() -> None:
         with pytest.raises(Conflict):
             node.remove(FunctionSpec, "F")
         assert node.invoke("Uses", x=b"1").y.text() == "1"
+
+
+ONE = "def w(x): return {'r': x.text()}"
+TWO = "def w(x, z): return {'r': x.text() + z.text(), 'e': 'E'}"
+USERS = (
+    "composition C(x, z) => (y) { w(x = all x, z = all z) => (y = r); }",
+    "composition C(x, z) => (y, e) { w(x = all x, z = all z) => (y = r, e = e); }",
+    "composition C(x, z) => (y) { w(x = all x, z = all z) => (y = r) repeat 2 feeding (z = e); }",
+    "composition C(x, z) => (y) { w(x = keyed x, z = keyed z) => (y = r) by x inner z; }",
+)
+
+
+@pytest.fixture(scope="module")
+def versions() -> Iterator[Node]:
+    with Node(Settings(backends=("process",), engines={"process": 1})) as node:
+        yield node
+
+
+def register_versions(node: Node, user: str) -> None:
+    """Register two versions of w, and a composition that fits the second."""
+    node.remove_together([Removal(kind_of(r), r.name) for r in node.catalog.records()])
+    node.register(python_function(ONE, name="w", inputs=["x"], outputs=["r"]))
+    node.register(python_function(TWO, name="w", inputs=["x", "z"], outputs=["r", "e"]), user)
+
+
+def version_of(node: Node, name: str) -> int:
+    found = node.catalog.find_callable(name)
+    assert found is not None
+    return found.version
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_version_that_compositions_need_is_not_removed(versions: Node, user: str) -> None:
+    register_versions(versions, user)
+    newest = version_of(versions, "w")
+    before = versions.invoke("C", x="1", z="2").y.text()
+    older = f"version {newest - 1} of w would be the newest, which does not fit"
+    with pytest.raises(Conflict, match=f"composition 'C': {older}"):
+        versions.remove(FunctionSpec, "w", newest)
+    assert versions.invoke("C", x="1", z="2").y.text() == before
+    versions.catalog.remove(FunctionSpec, "w", newest)  # as by a node that does not check it
+    with pytest.raises(Conflict, match="does not fit the newest versions of what it uses"):
+        versions.invoke("C", x="1", z="2")
+
+
+def test_what_changed_together_is_removed_together(versions: Node) -> None:
+    register_versions(versions, "composition C(x) => (y) { w(x = all x, z = all x) => (y = r); }")
+    versions.remove(CompositionRecord, "C")
+    versions.remove(FunctionSpec, "w", version_of(versions, "w"))
+    versions.register("composition C(x) => (y) { w(x = all x) => (y = r); }")
+    older = version_of(versions, "C")
+    two = python_function(TWO, name="w", inputs=["x", "z"], outputs=["r", "e"])
+    versions.register(two, "composition C(x) => (y) { w(x = all x, z = all x) => (y = r); }")
+    assert versions.invoke("C", x="1").y.text() == "11"
+    newest = Removal("function", "w", version_of(versions, "w"))
+    user = Removal("composition", "C", version_of(versions, "C"))
+    for alone in (newest, user):
+        with pytest.raises(Conflict, match="does not fit"):
+            versions.remove_together([alone])
+    with pytest.raises(Conflict, match="does not fit the newest versions"):
+        versions.invoke_sets("C", {"x": "1"}, version=older)
+    removed = versions.remove_together([newest, user])
+    assert [(r.name, r.version) for r in removed] == [(o.name, o.version) for o in (newest, user)]
+    assert versions.invoke("C", x="1").y.text() == "1"
+
+
+def test_no_removal_makes_a_composition_apply_itself(versions: Node) -> None:
+    register_versions(versions, "composition A(x) => (y) { w(x = all x, z = all x) => (y = r); }")
+    versions.register("composition B(x) => (y) { A(x = all x) => (y = y); }")
+    versions.register("composition A(x) => (y) { w(x = all x, z = all x) => (e = r, y = e); }")
+    versions.register("composition D(x) => (y) { w(x = all x, z = all x) => (y = r); }")
+    versions.register("composition B(x) => (y) { D(x = all x) => (y = y); }")
+    versions.register("composition A(x) => (y) { B(x = all x) => (y = y); }")
+    newest = version_of(versions, "B")
+    with pytest.raises(Conflict, match=f"version {newest - 1} would apply itself: B -> A -> B"):
+        versions.remove(CompositionRecord, "B", newest)
+    assert versions.invoke("A", x="1").y.text() == "11"
+    versions.catalog.remove(CompositionRecord, "B", newest)
+    with pytest.raises(Conflict, match="it applies itself"):
+        versions.invoke("A", x="1")
+
+
+def test_nesting_is_limited(versions: Node) -> None:
+    def level(number: int) -> str:
+        inner = f"L{number - 1}(x = all x)" if number else "w(x = all x, z = all x)"
+        result = "y" if number else "r"
+        return f"composition L{number}(x) => (y) {{ {inner} => (y = {result}); }}"
+
+    register_versions(versions, "\n".join(map(level, range(NESTING_LIMIT))))
+    last = f"L{NESTING_LIMIT - 1}"
+    assert versions.invoke(last, x="1").y.text() == "11"
+    assert len(versions.record(last, {"x": "1"}))
+    told = f"{NESTING_LIMIT + 1} compositions are inside of each other"
+    with pytest.raises(InvalidInput, match=f"composition 'L{NESTING_LIMIT}': {told}"):
+        versions.register(level(NESTING_LIMIT))
+    deeper = "composition L0(x) => (y) { Inner(x = all x) => (y = y); }"
+    with pytest.raises(InvalidInput, match=told):  # for those that use it already
+        versions.register(deeper, level(0).replace("L0", "Inner"))
+    versions.register(
+        python_function("def w(x): 1 / 0", name="w", inputs=["x"], outputs=["r"]),
+        level(0).replace(", z = all x", ""),
+    )
+    with pytest.raises(ApplicationFailed, match=r"L99\..*L0\..*ZeroDivisionError"):
+        versions.invoke(last, x="1")
+    assert versions.info().running == 0
 
 
 def test_code_is_checked_once_although_the_catalogue_changes_meanwhile() -> None:
