@@ -12,7 +12,8 @@ states of streams; this file moves bytes and decides what a client may do:
 - What frames cost is limited, see `http2_limits`. h2 limits the frames of one header block and
   checks lengths of bodies.
 - A connection that breaks a rule gets GOAWAY, with the reason in words, and lingers.
-- At the end of the server it gets GOAWAY, its streams complete, new ones are refused.
+- At the end of the server, and after GOAWAY of the client, it gets GOAWAY, its streams complete,
+  new ones are refused. GOAWAY of the client with an error closes it at once.
 
 Rejected: h2's own GOAWAY at the end of the server, since h2 sends nothing after it.
 
@@ -27,7 +28,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import h2.config
-import h2.connection
 import h2.events
 import h2.exceptions
 import h2.settings
@@ -41,7 +41,7 @@ from dandelion.frontend import http2_limits as limits
 from dandelion.frontend.acceptor import Newcomer
 from dandelion.frontend.access import OPEN_PATHS
 from dandelion.frontend.asgi import Application, Header, Message, Receive, Scope, Send
-from dandelion.frontend.http2_connection import Http2Connection, goaway
+from dandelion.frontend.http2_connection import GracefulH2Connection, Http2Connection, goaway
 from dandelion.frontend.http2_limits import FrameBudget, FrameScanner
 from dandelion.frontend.http2_stream import Http2Stream, scope_of
 from dandelion.frontend.problem import Crowded, Stalled, problem_response
@@ -75,7 +75,7 @@ class Http2Protocol(Http2Connection):
         self._server_state = server_state
         self._surplus = newcomer.surplus
         settings = h2.config.H2Configuration(client_side=False, header_encoding=None)
-        self._h2 = h2.connection.H2Connection(settings)
+        self._h2 = GracefulH2Connection(settings)
         self._running: set[Http2Stream] = set()
         now = self._loop.time()
         self._scanner = FrameScanner()
@@ -90,6 +90,7 @@ class Http2Protocol(Http2Connection):
             h2.events.StreamReset: self._on_reset,
             h2.events.WindowUpdated: self._on_window,
             h2.events.RemoteSettingsChanged: self._on_settings,
+            h2.events.ConnectionTerminated: self._on_goaway,
         }
 
     # --- the connection -------------------------------------------------------------------------
@@ -135,10 +136,13 @@ class Http2Protocol(Http2Connection):
 
     def shutdown(self) -> None:
         """Finish the requests that run, and refuse new ones; called by the server."""
+        self._finish("the server is shutting down")
+
+    def _finish(self, reason: str) -> None:
         if self._draining or self._transport.is_closing():
             return
         self._draining = True
-        self._write(goaway(ErrorCodes.NO_ERROR, self._last_stream, "the server is shutting down"))
+        self._write(goaway(ErrorCodes.NO_ERROR, self._last_stream, reason))
         self._close_if_idle()
 
     def _close_if_idle(self) -> None:
@@ -160,7 +164,8 @@ class Http2Protocol(Http2Connection):
                 self.abort()
             return
         self._flush()
-        if self._transport.get_write_buffer_size() > limits.BUFFER_BYTES:
+        is_full = self._transport.get_write_buffer_size() > limits.BUFFER_BYTES
+        if is_full and not self._transport.is_closing():
             self._choked = True
             self._transport.pause_reading()
         self._update_wait()
@@ -231,6 +236,7 @@ class Http2Protocol(Http2Connection):
         stream.leave()
         if not (stream.is_complete or self._resets.take(self._loop.time())):
             self._fail(ErrorCodes.ENHANCE_YOUR_CALM, "too many streams were reset")
+        self._close_if_idle()
 
     def _on_window(self, event: h2.events.WindowUpdated) -> None:
         if event.stream_id:
@@ -249,6 +255,12 @@ class Http2Protocol(Http2Connection):
         if Settings.INITIAL_WINDOW_SIZE in event.changed_settings:
             for stream in self._streams.values():
                 stream.window_changed()
+
+    def _on_goaway(self, event: h2.events.ConnectionTerminated) -> None:
+        if event.error_code == ErrorCodes.NO_ERROR:
+            self._finish("the client closes the connection")
+        else:
+            self._fail(ErrorCodes.NO_ERROR, "the client closed the connection with an error")
 
     def _look_at_streams(self) -> None:
         """End streams that have waited for their client since the last look, without progress."""
@@ -342,11 +354,10 @@ class Http2Protocol(Http2Connection):
         """Reset a stream."""
         self._streams.pop(stream.number, None)
         self._release(stream)
-        try:
+        with contextlib.suppress(*_GONE):
             self._h2.reset_stream(stream.number, code)
-        except _GONE:
-            return
         self._flush()
+        self._close_if_idle()
 
     def _release(self, stream: Http2Stream) -> None:
         unread = stream.release()

@@ -6,6 +6,9 @@ its client if all streams do. While a request runs, it does not wait, so it is n
 
 A connection that is closed for a reason gets GOAWAY and lingers: its sending half is closed, and
 further input is discarded for some time, so that a reset does not destroy the reason.
+
+GOAWAY without an error, from either side, ends nothing that runs (RFC 9113, 6.8). But h2 closes its
+state at GOAWAY and then sends nothing, so `GracefulH2Connection` only reports a received one.
 """
 
 from __future__ import annotations
@@ -13,13 +16,26 @@ from __future__ import annotations
 import abc
 import asyncio
 
+import h2.connection
+import h2.events
 from h2.errors import ErrorCodes
-from hyperframe.frame import GoAwayFrame
+from hyperframe.frame import Frame, GoAwayFrame
 
 from dandelion.frontend.acceptor import Newcomer
 from dandelion.frontend.admission import Peer, Wait, reset
 from dandelion.frontend.http2_stream import Http2Stream
 from dandelion.frontend.problem import RETRY_AFTER_S, Stalled
+
+
+class GracefulH2Connection(h2.connection.H2Connection):
+    """An h2 connection that stays open after a received GOAWAY, which it reports as an event."""
+
+    def _receive_goaway_frame(
+        self, frame: GoAwayFrame
+    ) -> tuple[list[Frame], list[h2.events.Event]]:
+        event = h2.events.ConnectionTerminated()
+        event.error_code = frame.error_code
+        return [], [event]
 
 
 class Http2Connection(asyncio.Protocol, abc.ABC):

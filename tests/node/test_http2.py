@@ -23,6 +23,7 @@ from h2.settings import SettingCodes
 from hpack import Encoder
 from hyperframe.frame import (
     Frame,
+    GoAwayFrame,
     HeadersFrame,
     PingFrame,
     RstStreamFrame,
@@ -280,6 +281,40 @@ def test_streams_reset_while_the_server_stops_end_no_connection() -> None:
             gate.gate.open()
             assert client.response(runs) == (200, b"runs")
             closing.join()
+
+
+def test_a_client_that_closes_gets_what_runs(served: Served, client: Http2Client) -> None:
+    large = random.Random(5).randbytes(100_000)  # needs windows, which follow GOAWAY
+    runs = client.request("/v1/invoke/wait", b"runs")
+    assert served.gate.entered()
+    echo = client.request("/v1/invoke/echo", None)
+    client.h2.send_data(echo, large[:10_000])
+    client.flush()
+    client.send_frames([GoAwayFrame(0)])
+    assert client.ending() == (ErrorCodes.NO_ERROR, b"the client closes the connection")
+    for at in range(10_000, len(large), 10_000):
+        while client.h2.local_flow_control_window(echo) < 10_000:
+            client.wait(h2.events.WindowUpdated)
+        client.h2.send_data(echo, large[at : at + 10_000], end_stream=at == 90_000)
+        client.flush()
+    assert client.response(echo) == (200, large)
+    assert client.response(client.request("/healthz", method="GET"))[0] == 0  # refused
+    served.gate.open()
+    assert client.response(runs) == (200, b"runs")
+    assert client.wait(h2.events.PingReceived) is None  # it is closed
+
+
+@pytest.mark.parametrize("code", [ErrorCodes.NO_ERROR, ErrorCodes.PROTOCOL_ERROR])
+def test_a_client_that_closes_and_wants_nothing(served: Served, code: ErrorCodes) -> None:
+    with served.connect() as client:
+        stream = client.request("/v1/invoke/wait", b"x")
+        assert served.gate.entered()
+        client.send_frames([GoAwayFrame(0, error_code=code)])
+        if code == ErrorCodes.NO_ERROR:
+            client.send_frames([RstStreamFrame(stream, ErrorCodes.CANCEL)])
+        assert client.ending()[0] == ErrorCodes.NO_ERROR
+        assert client.wait(h2.events.PingReceived) is None  # it is closed
+        assert served.gate.was_cancelled()
 
 
 def test_waiting_requests_end_with_the_server() -> None:
