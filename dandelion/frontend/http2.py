@@ -175,6 +175,9 @@ class Http2Protocol(Http2Connection):
         if cost and not self._frames.take(self._loop.time(), cost):
             self._fail(ErrorCodes.ENHANCE_YOUR_CALM, "too many frames that carry nothing")
             return
+        if self._scanner.too_large:
+            self._fail(ErrorCodes.FRAME_SIZE_ERROR, "a frame is larger than 16 KiB")
+            return
         try:
             events = self._h2.receive_data(piece)
         except h2.exceptions.ProtocolError:

@@ -15,6 +15,7 @@ STREAM_WINDOW_BYTES = 128 * 1024
 CONNECTION_WINDOW_BYTES = 256 * 1024
 """How much of request bodies a connection may send before the application reads it."""
 FRAME_BYTES = 16 * 1024
+"""Largest frame, in both directions: the default of SETTINGS_MAX_FRAME_SIZE."""
 HEADERS_LIMIT_BYTES = 32 * 1024
 """Decoded size of the headers of a request; decoding is slower than in HTTP/1.1."""
 TABLE_BYTES = 4096
@@ -69,10 +70,14 @@ class FrameBudget:
 class FrameScanner:
     """Finds the frames in what a client sends, before they are parsed.
 
+    Attributes:
+        too_large: whether the head of a frame announced more than `FRAME_BYTES`. h2 notices that
+            only when it has the whole frame, of up to 16 MiB.
+
     Source: RFC 9113, 4.1 (frame format), 6 (types), 3.4 (preface).
     """
 
-    __slots__ = ("_head", "_skip")
+    __slots__ = ("_head", "_skip", "too_large")
 
     PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     HEAD_BYTES = 9
@@ -82,6 +87,7 @@ class FrameScanner:
     def __init__(self) -> None:
         self._head = b""
         self._skip = len(self.PREFACE)
+        self.too_large = False
 
     def cost(self, data: bytes) -> int:
         """Return how many frames begin in the data; large DATA is free, each setting counts."""
@@ -101,6 +107,7 @@ class FrameScanner:
             size = int.from_bytes(self._head[:3], "big")
             kind = self._head[3]
             self._head, self._skip = b"", size
+            self.too_large |= size > FRAME_BYTES
             if kind == self._SETTINGS:
                 cost += 1 + size // self._SETTING_BYTES
             elif kind != self._DATA or size < SMALL_DATA_BYTES:

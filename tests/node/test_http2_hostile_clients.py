@@ -149,6 +149,27 @@ def test_a_bomb_of_headers_ends_the_connection(served: Served) -> None:
     assert served.is_well()
 
 
+@pytest.mark.parametrize("size", [limits.FRAME_BYTES + 1, 2**24 - 1])
+def test_a_frame_that_is_too_large_ends_the_connection_at_its_head(
+    served: Served, size: int
+) -> None:
+    with served.connect() as client:
+        stream = client.request("/v1/invoke/echo", None)
+        client.send_raw(size.to_bytes(3, "big") + DataFrame(stream, b"").serialize()[3:])
+        assert client.ending()[0] == ErrorCodes.FRAME_SIZE_ERROR
+    assert served.is_well()
+
+
+def test_the_largest_frame_is_served(served: Served) -> None:
+    with served.connect() as client:
+        body = b"x" * limits.FRAME_BYTES
+        stream = client.request("/v1/invoke/echo", None)
+        data = DataFrame(stream, body)
+        data.flags.add("END_STREAM")
+        client.send_frames([data])
+        assert client.response(stream) == (200, body)
+
+
 @pytest.mark.parametrize("extra", [b"", b"more than was said"])
 def test_a_body_of_another_length_is_an_error(served: Served, extra: bytes) -> None:
     with served.connect() as client:
