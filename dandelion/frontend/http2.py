@@ -10,7 +10,7 @@ states of streams; this file moves bytes and decides what a client may do:
   waits for its client, for its body or for a window, and moves less than the minimum rate, is ended
   by itself: with 408, or by a reset if its response has begun.
 - What frames cost is limited, see `http2_limits`. h2 limits the frames of one header block and
-  checks lengths of bodies.
+  checks lengths of bodies, except of those that a head or trailers end.
 - A connection that breaks a rule gets GOAWAY, with the reason in words, and lingers.
 - At the end of the server, and after GOAWAY of the client, it gets GOAWAY, its streams complete,
   new ones are refused. GOAWAY of the client with an error closes it at once.
@@ -228,8 +228,11 @@ class Http2Protocol(Http2Connection):
 
     def _on_end(self, event: h2.events.StreamEnded) -> None:
         stream = self._streams.get(event.stream_id)
-        if stream is not None:
-            stream.feed_end()
+        if stream is None:
+            return
+        stream.feed_end()
+        if stream.is_short:
+            self._fail(ErrorCodes.PROTOCOL_ERROR, "a body is shorter than its content-length")
 
     def _on_reset(self, event: h2.events.StreamReset) -> None:
         stream = self._streams.pop(event.stream_id, None)

@@ -92,8 +92,9 @@ class Http2Stream:
         self._window = asyncio.Event()
         self._reads = False
         self._lacks_window = False
-        expected = dict(scope["headers"]).get(b"expect", b"")
-        self._expects_continue = expected.lower() == b"100-continue"
+        headers = dict(scope["headers"])
+        self._expects_continue = headers.get(b"expect", b"").lower() == b"100-continue"
+        self._missing_bytes = int(headers.get(b"content-length", b"0"))  # h2 has checked it
 
     @property
     def waits(self) -> bool:
@@ -102,12 +103,18 @@ class Http2Stream:
             return True
         return self._reads and self.more_body and not self._unread_bytes
 
+    @property
+    def is_short(self) -> bool:
+        """Whether less of the body has arrived than its content-length; h2 checks for more."""
+        return self._missing_bytes > 0 and not self.is_complete
+
     # --- from the connection ----------------------------------------------------------------------
 
     def feed(self, data: bytes, counted_bytes: int) -> None:
         """Take a piece of the body; `counted_bytes` includes its padding."""
         self.moved_bytes += len(data)
         self._unread_bytes += counted_bytes
+        self._missing_bytes -= len(data)
         if data:
             self._pieces.append(data)
         self._event.set()
@@ -138,7 +145,8 @@ class Http2Stream:
     async def run(self, application: Application) -> None:
         """Run the application."""
         try:
-            await application(self._scope, self.receive, self.send)
+            if not self.gone:
+                await application(self._scope, self.receive, self.send)
         except Exception:
             log.exception("request failed", extra={"path": self._scope["path"][:80]})
         finally:

@@ -181,6 +181,20 @@ def test_a_body_of_another_length_is_an_error(served: Served, extra: bytes) -> N
     assert served.is_well()
 
 
+@pytest.mark.parametrize("trailers", [False, True])
+def test_a_body_that_a_head_ends_early_is_an_error(served: Served, trailers: bool) -> None:
+    with served.connect() as client:
+        fields = [(":method", "DELETE"), *pseudo("/v1/functions/bug")[1:], ("content-length", "10")]
+        client.h2.send_headers(1, fields, end_stream=not trailers)
+        if trailers:
+            client.h2.send_data(1, b"1")
+            client.h2.send_headers(1, [("checksum", "7")], end_stream=True)
+        client.flush()
+        assert client.ending()[0] == ErrorCodes.PROTOCOL_ERROR
+    with served.connect() as client:  # it was not performed
+        assert client.response(client.request("/v1/functions/bug", method="GET"))[0] == 200
+
+
 def test_answers_that_are_not_read_do_not_pile_up(served: Served) -> None:
     """The client sends pings and reads nothing: the node stops to read."""
     with socket.create_connection(("127.0.0.1", served.port), timeout=5) as raw:
