@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from dandelion.data import Bytes
-from dandelion.errors import InvalidInput
+from dandelion.errors import DandelionError, InvalidInput
 from dandelion.frontend.asgi import (
     WHOLE_RESPONSE,
     Application,
@@ -23,6 +23,7 @@ from dandelion.frontend.asgi import (
     Scope,
 )
 from dandelion.frontend.http2_limits import FRAME_BYTES
+from dandelion.frontend.problem import NoTunnel
 
 log = logging.getLogger("dandelion.frontend")
 
@@ -241,7 +242,7 @@ class Http2Stream:
 
 def scope_of(
     fields: Iterable[Header], base: Message, is_secure: bool
-) -> tuple[Message, InvalidInput | None]:
+) -> tuple[Message, DandelionError | None]:
     """Make the ASGI scope of a request.
 
     Args:
@@ -264,8 +265,11 @@ def scope_of(
         headers = [(b"host", authority), *(h for h in headers if h[0] != b"host")]
     target = pseudo.get(b":path", b"")
     raw_path, _, query = target.partition(b"?")
-    error = None
-    if not raw_path.startswith((b"/", b"*")) or b"#" in target or not target.isascii():
+    method = pseudo.get(b":method", b"")
+    error: DandelionError | None = None
+    if method == b"CONNECT":  # also with :protocol, since that is not offered
+        error = NoTunnel()
+    elif not raw_path.startswith((b"/", b"*")) or b"#" in target or not target.isascii():
         error = InvalidInput("request", "its path is not valid", "send a path that begins with /")
     path = raw_path.decode("latin-1")
     scope = {
@@ -273,7 +277,7 @@ def scope_of(
         "type": "http",
         "http_version": "2",
         "scheme": "https" if is_secure else "http",
-        "method": pseudo.get(b":method", b"").decode("latin-1"),
+        "method": method.decode("latin-1"),
         "path": urllib.parse.unquote(path) if "%" in path else path,
         "raw_path": raw_path,
         "query_string": query,

@@ -195,6 +195,19 @@ def test_a_body_that_a_head_ends_early_is_an_error(served: Served, trailers: boo
         assert client.response(client.request("/v1/functions/bug", method="GET"))[0] == 200
 
 
+@pytest.mark.parametrize(
+    "extra", [[], [(":protocol", "websocket"), (":scheme", "http"), (":path", "/healthz")]]
+)
+def test_tunnels_are_not_served(served: Served, extra: list[tuple[str, str]]) -> None:
+    with served.connect() as client:
+        fields = [(":method", "CONNECT"), (":authority", "localhost"), *extra]
+        client.h2.config.validate_outbound_headers = False
+        client.h2.send_headers(1, fields)
+        client.flush()
+        assert client.response(1)[0] == 501
+        assert client.response(client.request("/v1/invoke/echo", b"x")) == (200, b"x")
+
+
 def test_answers_that_are_not_read_do_not_pile_up(served: Served) -> None:
     """The client sends pings and reads nothing: the node stops to read."""
     with socket.create_connection(("127.0.0.1", served.port), timeout=5) as raw:
