@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib
 import socket
 
@@ -80,6 +81,29 @@ def test_credentials_stay_with_their_origin() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize(("status", "method"), [(302, "GET"), (303, "POST"), (307, "POST")])
+def test_credentials_of_a_location_replace_those_of_the_request(status: int, method: str) -> None:
+    async def scenario() -> None:
+        async with raw(OK) as other, raw() as server, engine() as e:
+            host = server.url.removeprefix("http://")
+            server.answers += [
+                moved(307, "/relative"),
+                moved(status, f"http://c:d@{host}/"),
+                moved(307, other.url),
+            ]
+            await e.run(a_call(get(f"http://a:b@{host}/", method=method)))
+        sent = [
+            [line for line in request.splitlines() if line.lower().startswith(b"authorization:")]
+            for request in (*server.requests, *other.requests)
+        ]
+        first, second = (
+            [b"authorization: Basic " + base64.b64encode(pair)] for pair in (b"a:b", b"c:d")
+        )
+        assert sent == [first, first, second, []]
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("redirects", [0, 3])
 def test_redirects_have_a_limit(redirects: int) -> None:
     async def scenario() -> None:
@@ -97,6 +121,7 @@ def test_redirects_have_a_limit(redirects: int) -> None:
     [
         *("file:///etc/passwd", "ftp://127.0.0.1/", "//[::1", "http://127.0.0.1:99999/"),
         *("http://a..b/", f"http://{'a' * 70}.example/", "http://10.0.0.1/", "//2130706433/"),
+        *("http://a%3Ab:c@127.0.0.1/", "//a:%00@127.0.0.1/"),
     ],
 )
 def test_redirects_to_bad_addresses_fail(location: str) -> None:

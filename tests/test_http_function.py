@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 import sys
 
@@ -168,6 +169,28 @@ def test_signed_urls_are_not_touched() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("given", "pair"),
+    [
+        ("a:b", b"a:b"),
+        ("a", b"a:"),
+        (":b", b":b"),
+        ("a%40:b%3a:c", b"a@:b::c"),
+        ("üß:日", "üß:日".encode()),
+        ("%ff:", b"\xff:"),
+    ],
+)
+def test_users_in_urls_are_sent_as_authorization(given: str, pair: bytes) -> None:
+    async def scenario() -> None:
+        async with raw(OK) as server, engine() as e:
+            await e.run(a_call(get(server.url.replace("//", f"//{given}@"))))
+        lines = server.requests[0].splitlines()
+        assert lines[0] == b"GET / HTTP/1.1"
+        assert b"authorization: Basic " + base64.b64encode(pair) in lines
+
+    run(scenario())
+
+
 def test_no_requests_give_no_responses() -> None:
     async def scenario() -> None:
         async with engine() as e:
@@ -194,6 +217,9 @@ def test_no_requests_give_no_responses() -> None:
         b"GET file:///etc/passwd HTTP/1.1",
         b"GET http:///x HTTP/1.1",
         b"GET http://127.0.0.1:99999/ HTTP/1.1",
+        b"GET http://a%3Ab:c@127.0.0.1/ HTTP/1.1",
+        b"GET http://a:b%0A@127.0.0.1/ HTTP/1.1",
+        b"GET http://a:b@127.0.0.1/ HTTP/1.1\nauthorization: Bearer c\n\n",
         b"GET http://[::1/ HTTP/1.1",
         b"GET http://127.0.0.1/ HTTP/1.1\nno colon\n\n",
         b"GET http://127.0.0.1/ HTTP/1.1\n:empty name\n\n",

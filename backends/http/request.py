@@ -15,10 +15,12 @@ Source: the format of the HTTP function of Dandelion, which this one can replace
 
 from __future__ import annotations
 
+import base64
 import http
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from urllib.parse import unquote_to_bytes
 
 from yarl import URL
 
@@ -46,7 +48,8 @@ _OF_BODY = frozenset({"content-type", "content-encoding", "content-language", "c
 class HttpRequest:
     """One request. The platform frames it: it has no headers for connection or length.
 
-    Names of headers are in lower case, so that repeated ones are detected.
+    Names of headers are in lower case, so that repeated ones are detected. User and password of the
+    URL have become the header ``authorization``.
     """
 
     method: str
@@ -67,7 +70,8 @@ class HttpRequest:
     def redirected(self, status: int, location: str) -> HttpRequest:
         """Return the request of a redirect.
 
-        As in browsers, all but 307 and 308 become GET; credentials are not sent to other origins.
+        As in browsers, all but 307 and 308 become GET; credentials are not sent to other origins,
+        and those of the location replace those of the request.
 
         Raises:
             AnswerRefused: the location is not an HTTP URL.
@@ -75,16 +79,17 @@ class HttpRequest:
         try:
             url = self.url.join(_url(location))
             _check_url(url)
+            url, credentials = _without_user(url)
         except (ValueError, Refused) as error:
             raise AnswerRefused(f"a redirect to a bad address: {error}") from None
-        dropped: set[str] = set()
+        dropped = {name for name, _ in credentials}
         if url.origin() != self.url.origin():
             dropped |= _OF_ORIGIN
         repeated = status in (307, 308) or self.method == "HEAD"
         if not repeated and not (status in (301, 302) and self.method != "POST"):
             dropped |= _OF_BODY
-            return HttpRequest("GET", url, _without(self.headers, dropped))
-        return replace(self, url=url, headers=_without(self.headers, dropped))
+            return HttpRequest("GET", url, _without(self.headers, dropped) + credentials)
+        return replace(self, url=url, headers=_without(self.headers, dropped) + credentials)
 
 
 def read_request(data: Bytes) -> HttpRequest:
@@ -97,7 +102,8 @@ def read_request(data: Bytes) -> HttpRequest:
     if not head:
         raise Refused("the item is empty; expected METHOD URL HTTP/1.1")
     method, url = _request_line(head[0])
-    headers: list[tuple[str, str]] = []
+    url, credentials = _without_user(url)
+    headers = list(credentials)
     for line in head[1:]:
         name, value = _header(line)
         if name == "content-length":
@@ -107,6 +113,8 @@ def read_request(data: Bytes) -> HttpRequest:
             raise Refused("the platform sets transfer-encoding; give the plain body")
         elif name == "host" and any(known == "host" for known, _ in headers):
             raise Refused("header 'host' appears twice; servers disagree on which one counts")
+        elif name == "authorization" and credentials:
+            raise Refused("both the URL and the header 'authorization' have credentials")
         elif name not in _FRAMING:
             headers.append((name, value))
     return HttpRequest(method, url, tuple(headers), body)
@@ -181,6 +189,20 @@ def _check_url(url: URL) -> None:
         raise Refused(f"'{url}' does not begin with http:// or https://")
     if not url.raw_host:
         raise Refused(f"'{url}' has no host")
+
+
+def _without_user(url: URL) -> tuple[URL, tuple[tuple[str, str], ...]]:
+    """Return a URL without user and password, and the header for them.
+
+    Source: RFC 7617 (Basic authentication), 2.
+    """
+    if url.raw_user is None and url.raw_password is None:
+        return url, ()
+    user, password = (unquote_to_bytes(part or "") for part in (url.raw_user, url.raw_password))
+    pair = user + b":" + password
+    if b":" in user or _CONTROL.search(pair.decode("latin-1")):
+        raise Refused("the URL's user has a ':', or user or password has a control character")
+    return url.with_user(None), (("authorization", f"Basic {base64.b64encode(pair).decode()}"),)
 
 
 def _header(line: bytes) -> tuple[str, str]:
