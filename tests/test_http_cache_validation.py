@@ -59,6 +59,61 @@ async def test_4_3_4_a_304_about_another_response_is_not_used(o: Origin) -> None
 
 
 @pytest.mark.parametrize(
+    ("own", "given", "used"),
+    [
+        ('"a"', '"a"', True),
+        ('"a"', 'W/"a"', True),
+        ('W/"a"', 'W/"a"', True),
+        ('W/"a"', '"a"', False),
+        ('"a"', 'W/"b"', False),
+        ("", '"a"', False),
+        ("", 'W/"a"', False),
+        ('"a"', "", True),
+        ("", "", True),
+    ],
+)
+def test_4_3_4_tags_of_a_304_must_be_those_of_the_response(
+    own: str, given: str, used: bool
+) -> None:
+    request = HttpRequest("GET", URL("http://a/"))
+    headers = [(b"Cache-Control", b"max-age=1"), *([(b"ETag", own.encode())] if own else [])]
+    one = rules.stored(request, (1, 1), 200, headers, b"", (1.0, 1.0))
+    fresh = rules.freshened(one, [(b"ETag", given.encode())] if given else [], (2.0, 2.0))
+    assert (fresh is not None) == used
+
+
+@pytest.mark.parametrize("status", [200, 404, 501])
+@pytest.mark.parametrize(
+    "added", [{"Cache-Control": "no-store, max-age=60"}, {**FRESH, "Vary": "*"}]
+)
+def test_4_3_4_a_304_can_end_the_use_of_a_response(status: int, added: dict[str, str]) -> None:
+    async def body() -> None:
+        async with origin() as o:
+            o.status, o.headers = status, {**FRESH, "ETag": '"a"'}
+            await o.ask()
+            o.now_s += 60
+            o.status, o.headers = 304, {**added, "ETag": '"a"'}
+            assert (await o.ask())[1] == "body 1"
+            o.status = status
+            assert (await o.ask())[1] == "body 3"
+            assert "if-none-match" not in o.requests[2]
+
+    run(body())
+
+
+@scenario
+async def test_4_3_4_vary_of_a_304_selects(o: Origin) -> None:
+    o.headers = {**FRESH, "ETag": '"a"'}
+    await o.ask("accept-language: de")
+    o.now_s += 60
+    o.status, o.headers = 304, {**FRESH, "ETag": '"a"', "Vary": "accept-language"}
+    await o.ask("accept-language: de")
+    o.status = 200
+    assert (await o.ask("accept-language: en"))[1] == "body 3"
+    assert (await o.ask("accept-language: de"))[1] == "body 1"
+
+
+@pytest.mark.parametrize(
     "line",
     ["range: bytes=0-1", 'if-none-match: "a"', "if-modified-since: x", 'if-match: "a"',
      "if-unmodified-since: x", 'if-range: "a"', "cache-control: no-store"],

@@ -41,6 +41,7 @@ _NOT_STORED = frozenset(
     | {"proxy-connection", "proxy-authenticate", "proxy-authentication-info", "proxy-authorization"}
 )
 _NOT_UPDATED = frozenset({"content-length", "content-encoding", "content-range", "content-type"})
+_WEAK = "W/"  # of an entity tag
 _MOST_S = 2**31
 _DIRECTIVE = re.compile(
     r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)(?:[ \t]*=[ \t]*(\"(?:[^\"\\]|\\.)*\"|[^,]*))?"
@@ -197,9 +198,14 @@ def validators(one: StoredResponse) -> tuple[tuple[str, str], ...]:
 def freshened(
     one: StoredResponse, headers: RawHeaders, times_s: tuple[float, float]
 ) -> StoredResponse | None:
-    """Return a response with the fields of a 304 (4.3.4); None if that is about another one."""
+    """Return a response with the fields of a 304 (4.3.4); None if that is about another one.
+
+    Whether the result may be stored is decided by `stored`, as for any response.
+    """
     tags, own = _values(headers, "etag"), _values(one.headers, "etag")
-    if tags and own and _opaque(tags[0]) != _opaque(own[0]):
+    if tags and tags[0].startswith(_WEAK):
+        own = [_WEAK + tag.removeprefix(_WEAK) for tag in own]
+    if tags and tags[0] not in own:
         return None
     new = [(n, v) for n, v in _storable(headers) if _lower(n) not in _NOT_UPDATED]
     names = {_lower(name) for name, _ in new}
@@ -280,7 +286,3 @@ def _date_s(one: StoredResponse) -> float:
     dates = _values(one.headers, "date")
     found = _time(dates[0]) if dates else None
     return one.received_s if found is None else found
-
-
-def _opaque(tag: str) -> str:
-    return tag.removeprefix("W/")

@@ -188,7 +188,8 @@ class HttpEngine(AsyncEngine):
             if known is not None and response.status == 304:
                 fresh = rules.freshened(known, response.raw_headers, times_s)
                 if fresh is not None:
-                    cache.put(call.tenant, request, fresh)
+                    parts = fresh.version, fresh.status, fresh.headers
+                    self._store(cache, request, parts, fresh.body, times_s, call)
                     return self._served(fresh, item, room, call.domain)
                 cache.drop(call.tenant, request.url)
             else:
@@ -197,7 +198,8 @@ class HttpEngine(AsyncEngine):
                     return redirected
                 head, body = await receive(request, response, item, room, call.domain)
                 if not passes:
-                    self._store(cache, request, response, body, times_s, call)
+                    received = version_of(response), response.status, response.raw_headers
+                    self._store(cache, request, received, body, times_s, call)
                 return head, body
         return await self._exchange(request, item, room, call)  # the 304 was about another response
 
@@ -205,18 +207,17 @@ class HttpEngine(AsyncEngine):
         self,
         cache: ResponseCache,
         request: HttpRequest,
-        response: aiohttp.ClientResponse,
+        parts: tuple[tuple[int, int], int, rules.RawHeaders],
         body: Bytes,
         times_s: tuple[float, float],
         call: Call,
     ) -> None:
-        parts = version_of(response), response.status, response.raw_headers
-        made = None
+        made, status = None, parts[1]
         if len(body) <= cache.entry_bytes:
             made = rules.stored(request, *parts, bytes(body), times_s)
         if made is not None:
             cache.put(call.tenant, request, made)
-        elif response.status < 500:  # what is stored is not the current one any more
+        elif status < 500 or status in rules.STORED_STATUSES:  # what is stored is not current now
             cache.drop(call.tenant, request.url)
 
     def _served(
