@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 from aiohttp import web
 from yarl import URL
 
 from tests.http_origin import FRESH, START_S, HttpRequest, Origin, origin, rules, scenario
 from tests.http_sites import run
+
+ResponseCache = importlib.import_module("dandelion.backends.http.cache").ResponseCache
+KEPT = [(b"Cache-Control", b"max-age=60")]
 
 
 @scenario
@@ -147,6 +152,50 @@ def test_4_4_unsafe_methods_invalidate(method: str) -> None:
             assert o.count == before + 3
 
     run(body())
+
+
+@pytest.mark.parametrize("path", ["/a%7eb?c=%2f", "/a%7Eb?c=%2F", "/a~b?c=%2f"])
+@pytest.mark.parametrize("field", ["", "Location", "Content-Location"])
+def test_4_4_other_spellings_are_invalidated(path: str, field: str) -> None:
+    async def body() -> None:
+        async with origin() as o:
+            o.headers = FRESH
+            await o.ask(path="/a%7Eb?c=%2f")
+            await o.ask(path="/a~b?c=/")
+            assert (await o.ask(path=path))[1] == "body 1"
+            o.headers = {field: path} if field else {}
+            await o.ask(path="/" if field else path, method="PUT")
+            o.headers = FRESH
+            assert (await o.ask(path="/a%7Eb?c=%2f"))[1] == "body 4"
+            assert (await o.ask(path="/a~b?c=/"))[1] == "body 2"
+
+    run(body())
+
+
+@scenario
+async def test_4_4_responses_for_users_in_urls_are_invalidated(o: Origin) -> None:
+    o.headers = FRESH
+    plain, o.url = o.url, o.url.replace("//", "//a:b@")
+    assert (await o.ask(path="/z"))[1] == (await o.ask(path="/z"))[1]
+    o.url = plain
+    await o.ask(path="/z", method="POST")
+    o.url = o.url.replace("//", "//a:b@")
+    assert (await o.ask(path="/z"))[1] == "body 3"
+
+
+@pytest.mark.parametrize("other", ["http://example.ORG/x", "http://example.org:80/x#y"])
+def test_4_4_spellings_of_origins(other: str) -> None:
+    request = HttpRequest("GET", URL("http://EXAMPLE.org/x", encoded=True))
+    found = rules.invalidated(
+        HttpRequest("PUT", URL("http://Example.org/", encoded=True)),
+        200,
+        [(b"Location", other.encode())],
+    )
+    cache = ResponseCache(10_000, 1000)
+    cache.put("t", request, rules.stored(request, (1, 1), 200, KEPT, b"", (1.0, 1.0)))
+    for url in found:
+        cache.drop("t", url)
+    assert cache.find("t", request) is None
 
 
 @pytest.mark.parametrize("status", [400, 404, 500])

@@ -6,6 +6,8 @@ When memory is full, the response that was used least recently goes, of the tena
 
 from __future__ import annotations
 
+import re
+import string
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -13,15 +15,17 @@ from yarl import URL
 
 from . import cache_rules as rules
 from .cache_rules import StoredResponse
-from .request import HttpRequest
+from .request import HttpRequest, origin_of
 
 _VARIANTS = 8
 """How many responses are kept for one address."""
+_ESCAPE = re.compile("%([0-9A-Fa-f]{2})")
+_UNRESERVED = frozenset(string.ascii_letters + string.digits + "-._~")
 
 
 @dataclass(slots=True)
 class TenantResponses:
-    """The responses of one tenant, by address without fragment; the last one was used last."""
+    """The responses of one tenant, by address, see `_address`; the last one was used last."""
 
     by_address: OrderedDict[str, list[StoredResponse]] = field(default_factory=OrderedDict)
     size_bytes: int = 0
@@ -67,13 +71,16 @@ class ResponseCache:
         own = self._tenants.get(tenant)
         address = _address(url)
         if own is not None and address in own.by_address:
-            self._count(own, -_size(address, own.by_address.pop(address)))
-            if not own.by_address:
-                del self._tenants[tenant]
+            self._drop(tenant, own, address)
 
     def _evict(self) -> None:
         tenant, own = max(self._tenants.items(), key=lambda entry: entry[1].size_bytes)
-        self.drop(tenant, URL(next(iter(own.by_address)), encoded=True))
+        self._drop(tenant, own, next(iter(own.by_address)))
+
+    def _drop(self, tenant: str, own: TenantResponses, address: str) -> None:
+        self._count(own, -_size(address, own.by_address.pop(address)))
+        if not own.by_address:
+            del self._tenants[tenant]
 
     def _count(self, own: TenantResponses, size_bytes: int) -> None:
         own.size_bytes += size_bytes
@@ -81,7 +88,18 @@ class ResponseCache:
 
 
 def _address(url: URL) -> str:
-    return str(url.with_fragment(None))
+    """Return a URL without fragment, the same for all spellings.
+
+    Dot segments stay, since they are sent and servers differ about them.
+
+    Source: RFC 9110, 4.2.3; RFC 3986, 6.2.2.
+    """
+    return origin_of(url) + _ESCAPE.sub(_unescaped, url.raw_path_qs)
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    char = chr(int(escape[1], 16))
+    return char if char in _UNRESERVED else escape[0].upper()
 
 
 def _size(address: str, responses: list[StoredResponse]) -> int:

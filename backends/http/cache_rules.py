@@ -24,7 +24,7 @@ from email.utils import parsedate_to_datetime
 
 from yarl import URL
 
-from .request import HttpRequest, head_item
+from .request import HttpRequest, head_item, origin_of, read_url
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -225,11 +225,11 @@ def invalidated(request: HttpRequest, status: int, headers: RawHeaders) -> list[
     for field in ("location", "content-location"):
         for value in _values(headers, field)[:1]:
             try:
-                url = request.url.join(URL(value))
-                if url.origin() == request.url.origin():
-                    found.append(url)
+                url = request.url.join(read_url(value))
             except ValueError:
                 continue
+            if origin_of(url) == origin_of(request.url):
+                found.append(url)
     return found
 
 

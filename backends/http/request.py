@@ -77,13 +77,13 @@ class HttpRequest:
             AnswerRefused: the location is not an HTTP URL.
         """
         try:
-            url = self.url.join(_url(location))
+            url = self.url.join(read_url(location))
             _check_url(url)
             url, credentials = _without_user(url)
         except (ValueError, Refused) as error:
             raise AnswerRefused(f"a redirect to a bad address: {error}") from None
         dropped = {name for name, _ in credentials}
-        if url.origin() != self.url.origin():
+        if origin_of(url) != origin_of(self.url):
             dropped |= _OF_ORIGIN
         repeated = status in (307, 308) or self.method == "HEAD"
         if not repeated and not (status in (301, 302) and self.method != "POST"):
@@ -118,6 +118,22 @@ def read_request(data: Bytes) -> HttpRequest:
         elif name not in _FRAMING:
             headers.append((name, value))
     return HttpRequest(method, url, tuple(headers), body)
+
+
+def read_url(text: str) -> URL:
+    """Read a URL. One that needs no quoting is not changed: a signed URL must stay the same.
+
+    Raises:
+        ValueError: it is not valid.
+    """
+    url = URL(text, encoded=_PLAIN_URL.fullmatch(text) is not None)
+    _ = url.port  # raises here, and not later, if it is out of range
+    return url
+
+
+def origin_of(url: URL) -> str:
+    """Return scheme, host and port, the same for all spellings."""
+    return f"{url.scheme}://{url.raw_host}:{url.port}".lower()
 
 
 def head_item(
@@ -170,18 +186,11 @@ def _request_line(line: bytes) -> tuple[str, URL]:
     if version not in _VERSIONS:
         raise Refused(f"'{version}' is not a version of HTTP; expected HTTP/1.1")
     try:
-        url = _url(address)
+        url = read_url(address)
     except ValueError as error:
         raise Refused(f"'{address}' is not a valid URL: {error}") from None
     _check_url(url)
     return method, url
-
-
-def _url(text: str) -> URL:
-    # A URL that needs no quoting is not changed: a signed URL must stay exactly the same.
-    url = URL(text, encoded=_PLAIN_URL.fullmatch(text) is not None)
-    _ = url.port  # raises here, and not later, if it is out of range
-    return url
 
 
 def _check_url(url: URL) -> None:
