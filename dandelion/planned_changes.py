@@ -10,6 +10,7 @@ from dandelion.catalog import (
     CompositionRecord,
     LibraryRecord,
     Record,
+    check_against,
     kind_of,
     same_but_version,
 )
@@ -19,7 +20,12 @@ from dandelion.function import FunctionSpec
 
 
 def planned_changes(batch: Batch, catalog: Catalog) -> list[PlannedChange]:
-    """Compare a checked batch with a catalogue, in the order of `Batch.records`."""
+    """Compare a checked batch with a catalogue, in the order of `Batch.records`.
+
+    Raises:
+        Conflict, Unknown: it cannot be registered, see `check_against`.
+    """
+    check_against(batch, catalog)
     return [_planned(record, catalog) for record in batch.records()]
 
 
@@ -59,18 +65,24 @@ def _named(names: Sequence[str]) -> list[SetSpec]:
 
 
 def _differ(role: str, old: Sequence[SetSpec], new: Sequence[SetSpec]) -> Iterator[str]:
-    """Say what callers would notice. Further outputs are no change for them; inputs are one."""
+    """Say what callers would notice: not further outputs, nor optional inputs."""
     before, after = {s.name: s for s in old}, {s.name: s for s in new}
     for name, spec in before.items():
         if name not in after:
             yield f"{role} '{name}' is removed"
-        elif (spec.dtype, spec.shape) != (after[name].dtype, after[name].shape):
-            yield f"{role} '{name}' was {_type(spec)}, and becomes {_type(after[name])}"
+            continue
+        now = after[name]
+        if _type(spec) != _type(now):
+            yield f"{role} '{name}' was {_type(spec)}, and becomes {_type(now)}"
+        if role == "input" and spec.optional and not now.optional:
+            yield f"input '{name}' was optional, and becomes required"
     if role == "input":
-        yield from (f"input '{name}' is added" for name in after if name not in before)
+        added = [one for name, one in after.items() if name not in before and not one.optional]
+        yield from (f"input '{one.name}' is added" for one in added)
 
 
 def _type(spec: SetSpec) -> str:
     if spec.dtype is None:
-        return "untyped"
+        form = spec.form.removesuffix("[]") or "untyped"
+        return f"{form}, in several items" if spec.form.endswith("[]") else form
     return f"{spec.dtype}{list(spec.shape)}" if spec.shape is not None else spec.dtype

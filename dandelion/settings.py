@@ -97,7 +97,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         items_limit: how many items a request may have in all its sets.
         default_deadline_s: deadline of an invocation without one.
         max_waiting: invocations that may run or wait at once; more are refused.
-        partitioning: partitions of ``any`` shardings: ``max``, ``fixed:N``, ``auto``.
+        partitioning: partitions of ``any`` shardings: ``max``, ``fixed:N``, ``auto``,
+            ``auto:CORES``.
         cache_bytes: memory for results of functions with `cache`; part of the arena, at most half
             of it.
         max_memory_bytes, max_wall_s, max_cpu_s, max_output_bytes, max_output_items: the largest

@@ -56,13 +56,12 @@ def recording(
     answer: InstanceSets | DandelionError | None = None,
     document: RegistrationDocument = DOCUMENT,
 ) -> Recording:
-    recorder = InvocationRecorder(limit_bytes)
+    recorder = InvocationRecorder(limit_bytes, sets(b"input", name="x"), "fixed:3")
     for call in calls:
         recorder.add(call)
-    given = sets(b"input", name="x")
     code = (document, (FunctionSpec("HTTP", kind="io"),))
     return recorder.recording(
-        "f", "id-1", 1_000, code, ("x",), given, sets(b"out") if answer is None else answer
+        "f", "id-1", 1_000, code, ("x",), sets(b"out") if answer is None else answer
     )
 
 
@@ -123,6 +122,34 @@ def test_answers_of_io_have_to_fit() -> None:
     mixed = [seen(0, b"x", sets(bytes(300))), *calls]
     with pytest.raises(TooLarge):
         recording(*mixed, limit_bytes=1004)
+    made = recording(*mixed, limit_bytes=1005)  # the call of a compute function makes room
+    assert ([call.kind for call in made.calls], made.omitted_calls) == (["io"] * 10, 1)
+    made = recording(*calls, seen(0, b"x", sets(bytes(300))), limit_bytes=1304)
+    assert (len(made.calls), made.omitted_calls) == (10, 1)
+
+
+def test_calls_that_were_left_out_are_not_compared() -> None:
+    calls = [seen(at, b"%d" % at, sets(bytes(100))) for at in range(10)]
+    short, whole = recording(*calls, limit_bytes=350), recording(*calls)
+    assert differences(short, whole) == differences(whole, short) == []
+    more = recording(*calls, seen(10, b"more", sets(b"")))
+    found = {(one.change, one.where) for one in differences(short, more)}
+    assert (Change.ADDED, "f[10]") in found
+    io = recording(*calls, seen(10, b"more", sets(b""), "io"))
+    assert [(one.change, one.where) for one in differences(short, io)] == [(Change.ADDED, "f[10]")]
+
+
+@pytest.mark.parametrize("part", ["names", "inputs", "outputs"])
+def test_a_recording_with_other_sets_than_its_functions_is_damaged(part: str) -> None:
+    made = recording(seen(0, b"a", sets(b"b")))
+    (call,) = made.calls
+    changed = {
+        "names": {"input_names": ("x", "z")},
+        "inputs": {"calls": (msgspec.structs.replace(call, inputs=()),)},
+        "outputs": {"calls": (msgspec.structs.replace(call, outputs=(None, None)),)},
+    }[part]
+    with pytest.raises(InvalidInput, match="a call lacks sets, or has others"):
+        decode_recording(msgspec.structs.replace(made, **changed).encode())
 
 
 def test_only_the_last_run_of_a_compute_call_counts() -> None:

@@ -29,7 +29,8 @@ def attempts_problems(application: Application, attempts: AttemptsClause) -> Ite
     if not _is_pause(attempts.backoff_s):
         message = f"'{application.function}' cannot be tried again after this pause"
         rule = f"0 to {PAUSE_LIMIT_S:g} seconds, in whole milliseconds"
-        said = f"{attempts.backoff_s:g}" if abs(attempts.backoff_s) < _SHOWN_S else "far more"
+        given = attempts.backoff_s
+        said = "far more" if abs(given) >= _SHOWN_S and not math.isnan(given) else f"{given}"
         yield problem("backoff-range", message, place, expected=rule, found=said)
     yield from _kind_problems(attempts.kinds, place)
 

@@ -73,6 +73,11 @@ class Partitioning:
     number: int = 1
     cores: int = 1
 
+    def setting(self) -> str:
+        """Return the setting by which another machine chooses the same."""
+        given = {"fixed": self.number, "auto": self.cores}.get(self.mode)
+        return self.mode if given is None else f"{self.mode}:{given}"
+
 
 def groups_of(
     shardings: Sequence[Sharding | None],

@@ -74,7 +74,7 @@ class Invoker:
         self._loop = loop
         self._runtime = runtime
         self._stager = stager
-        self._partitioning = partitioning
+        self.partitioning = partitioning
         self._default_deadline_s = default_deadline_s
         self._ids = itertools.count(1)
         self._prefix = os.urandom(6).hex()
@@ -208,7 +208,7 @@ class Invoker:
         request = record.request
         space = self._spaces.of(record.tenant)
         plan = space.library.plan(request.name, request.version)
-        walk = WatchedWalk(plan, self._partitioning, SLICE, on_application)
+        walk = WatchedWalk(plan, self.partitioning, SLICE, on_application)
         invocation = self.made(
             plan,
             positional(plan, sets),
@@ -259,7 +259,7 @@ class Invoker:
         invocation = Invocation(
             number,
             tenant,
-            Walk(plan, self._partitioning, slice_=SLICE) if walk is None else walk,
+            Walk(plan, self.partitioning, slice_=SLICE) if walk is None else walk,
             inputs,
             now_ns + int(limit_s * 1e9),
             limit_s,

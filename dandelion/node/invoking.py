@@ -175,7 +175,8 @@ class Invoking:
         plan = space.library.separate_plan(name, version)
         code = code_of(name, version, space.library.find, space.catalog)
         inputs = positional(plan, with_sets(plan, sets))
-        recorder = InvocationRecorder(limit_bytes)
+        partitioning = self._invoker.partitioning.setting()
+        recorder = InvocationRecorder(limit_bytes, inputs, partitioning)
         started_ns = time.monotonic_ns()
         answer: InstanceSets | DandelionError
         try:
@@ -188,7 +189,7 @@ class Invoking:
                 raise
             id_, answer = error.invocation, error
         names = tuple(spec.name for spec in plan.inputs)
-        return recorder.recording(name, id_, started_ns, code, names, inputs, answer).encode()
+        return recorder.recording(name, id_, started_ns, code, names, answer).encode()
 
     def begin(
         self,

@@ -61,8 +61,11 @@ class SettingChoices:
 
 
 def _partitioning(text: str) -> Partitioning:
-    mode, _, number = text.partition(":")
+    mode, colon, number = text.partition(":")
     cores = os.cpu_count() or 1
-    if mode in ("max", "auto") or (mode == "fixed" and number.isdigit() and int(number) > 0):
-        return Partitioning(mode, int(number) if mode == "fixed" else 1, cores)
-    raise InvalidInput("partitioning", f"'{text}'", "use max, auto or fixed:N")
+    if not colon and mode in ("max", "auto"):
+        return Partitioning(mode, cores=cores)
+    if mode in ("fixed", "auto") and number.isdigit() and int(number) > 0:
+        given = {"number" if mode == "fixed" else "cores": int(number)}
+        return Partitioning(mode, **{"cores": cores, **given})
+    raise InvalidInput("partitioning", f"'{text}'", "use max, auto, auto:CORES or fixed:N")

@@ -2,7 +2,8 @@
 
 Calls are matched by function and content of inputs. A call that had the same inputs and another
 answer is where a difference begins (`Change.CALL`); calls that only one of the two has follow from
-such differences, or from other code.
+such differences, or from other code. Calls of compute functions that the limit of the other
+recording may have left out are not compared.
 """
 
 from __future__ import annotations
@@ -83,9 +84,15 @@ class _Comparison:
                 continue
             for detail in self._answers(same.pop(0), call):
                 yield Difference(Change.CALL, call.label, detail)
-        for calls in left.values():
-            yield from (Difference(Change.MISSING, call.label, call.function) for call in calls)
-        yield from (Difference(Change.ADDED, call.label, call.function) for call in added)
+        missing = [call for calls in left.values() for call in calls]
+        for change, calls, omitted in (
+            (Change.MISSING, missing, self._after.omitted_calls),
+            (Change.ADDED, added, self._before.omitted_calls),
+        ):
+            compute = sum(call.kind != "io" for call in calls)
+            for call in calls:
+                if call.kind == "io" or compute > omitted:
+                    yield Difference(change, call.label, call.function)
 
     def _result(self) -> Iterator[Difference]:
         for detail in self._answers(self._before, self._after):

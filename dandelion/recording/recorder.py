@@ -57,30 +57,41 @@ class InvocationRecorder:
 
     Args:
         limit_bytes: of the data in the recording. Calls of compute functions beyond it are only
-            counted.
+            counted; further ones are, when an answer of an I/O function needs their room.
+        inputs: of the invocation.
+        partitioning: the node's setting for ``any`` shardings.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, inputs: InstanceSets, partitioning: str) -> None:
         self._limit_bytes = limit_bytes
-        self._size_bytes = 0
-        self._calls: list[SeenCall] = []
+        self._inputs = inputs
+        self._partitioning = partitioning
+        self._size_bytes = _size_of(inputs)
+        self._calls: dict[int, SeenCall] = {}  # in the order of their ends
+        self._compute: list[int] = []  # which of them may be left out
+        self._next = 0
         self._omitted = 0
 
     def add(self, call: SeenCall) -> None:
         """Keep a call that ended."""
         size = _size_of(call.outputs or ())
-        fits = self._size_bytes + size <= self._limit_bytes
         if call.function.kind == "io":
-            self._size_bytes += size
-            if not fits:
-                self._calls.clear()  # it cannot be replayed, see `recording`
-                return
-        elif not fits:
+            while self._compute and self._size_bytes + size > self._limit_bytes:
+                dropped = self._calls.pop(self._compute.pop())
+                self._size_bytes -= _size_of(dropped.outputs or ())
+                self._omitted += 1
+        elif self._size_bytes + size > self._limit_bytes:
             self._omitted += 1
             return
         else:
-            self._size_bytes += size
-        self._calls.append(call)
+            self._compute.append(self._next)
+        self._size_bytes += size
+        if self._size_bytes > self._limit_bytes:
+            self._calls.clear()  # it cannot be replayed, see `recording`
+            self._compute.clear()
+            return
+        self._calls[self._next] = call
+        self._next += 1
 
     def recording(
         self,
@@ -89,7 +100,6 @@ class InvocationRecorder:
         started_ns: int,
         code: tuple[RegistrationDocument, tuple[FunctionSpec, ...]],
         names: tuple[str, ...],
-        inputs: InstanceSets,
         answer: InstanceSets | DandelionError,
     ) -> Recording:
         """Make the recording; takes as long as there is data.
@@ -99,17 +109,17 @@ class InvocationRecorder:
             invocation: its id.
             started_ns: on `time.monotonic_ns`.
             code: the document of what was used, and the platform's functions.
-            names, inputs: of the input sets, and these.
+            names: of the input sets.
             answer: its outputs, or its error.
 
         Raises:
             TooLarge: the inputs and the answers of I/O functions exceed the limit.
         """
-        size = self._size_bytes + _size_of(inputs)
-        if size > self._limit_bytes:
-            raise TooLarge("recording", size, self._limit_bytes)
-        last = {call.instance: call for call in self._calls}
-        calls = [c for c in self._calls if c.function.kind == "io" or last[c.instance] is c]
+        if self._size_bytes > self._limit_bytes:
+            raise TooLarge("recording", self._size_bytes, self._limit_bytes)
+        seen = self._calls.values()
+        last = {call.instance: call for call in seen}
+        calls = [c for c in seen if c.function.kind == "io" or last[c.instance] is c]
         blobs: dict[Digest, bytes] = {}
         return Recording(
             name,
@@ -118,12 +128,13 @@ class InvocationRecorder:
             __version__,
             *code,
             names,
-            _sets(inputs, blobs),
+            _sets(self._inputs, blobs),
             None if isinstance(answer, DandelionError) else _sets(answer, blobs),
             answer.record() if isinstance(answer, DandelionError) else None,
             tuple([_recorded(call, started_ns, blobs) for call in calls]),
             blobs,
             self._omitted,
+            self._partitioning,
         )
 
 

@@ -94,6 +94,7 @@ class Recording(msgspec.Struct, frozen=True):
         calls: in the order of their ends.
         blobs: the data of items, by digest.
         omitted_calls: how many calls of compute functions are not in it, since it has a limit.
+        partitioning: the node's setting for ``any`` shardings.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Recording(msgspec.Struct, frozen=True):
     calls: tuple[RecordedCall, ...]
     blobs: dict[Digest, bytes]
     omitted_calls: int = 0
+    partitioning: str = "auto"
 
     def encode(self) -> bytes:
         """Write the file."""
@@ -152,10 +154,27 @@ def decode_recording(data: Bytes) -> Recording:
         recording = _decoder.decode(view[len(MAGIC) :])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInput("recording", f"the file is damaged: {error}") from None
+    if not _is_whole(recording):
+        raise InvalidInput("recording", "the file is damaged: a call lacks sets, or has others")
     for digest, blob in recording.blobs.items():
         if digest_of(blob) != digest:
             raise InvalidInput("recording", f"the file is damaged: data of {digest[:12]} differs")
     return recording
+
+
+def _is_whole(recording: Recording) -> bool:
+    """Tell whether the invocation and each call has a value for each of its sets."""
+    if len(recording.input_names) != len(recording.inputs):
+        return False
+    functions = {f.name: (len(f.inputs), len(f.outputs)) for f in recording.document.functions}
+    functions |= {f.name: (len(f.inputs), len(f.outputs)) for f in recording.platform}
+    for call in recording.calls:
+        sets = functions.get(call.function)
+        if sets is None:
+            continue
+        if len(call.inputs) != sets[0] or len(call.outputs or sets[1] * (None,)) != sets[1]:
+            return False
+    return True
 
 
 def recorded_set(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 
 from dandelion.documents import RegistrationDocument
+from dandelion.function import Limits
 from dandelion.node import Node
 from dandelion.recording.records import Recording, decode_recording
 from dandelion.replay.answers import RecordedDriver
@@ -44,6 +48,8 @@ def replay(
         packages_folder=given.packages_folder,
         packages_index=given.packages_index,
         packages_cache=given.packages_cache,
+        partitioning=recording.partitioning,
+        **_largest([recording.document, *changes]),
     )
     with Node(settings, [RecordedDriver(recording)]) as node:
         node.wait_ready(_READY_S)
@@ -55,3 +61,14 @@ def replay(
         signature = node.signature(recording.name)
         sets = {spec.name: inputs.get(spec.name) for spec in signature.inputs}
         return decode_recording(node.record(recording.name, sets, deadline_s=deadline_s))
+
+
+def _largest(documents: Sequence[RegistrationDocument]) -> dict[str, Any]:
+    """Give settings that permit the limits of all functions, whatever node they come from."""
+    limits = [one.limits for document in documents for one in document.functions]
+    default = Settings().caps
+    names = [field.name for field in msgspec.structs.fields(Limits)]
+    return {
+        f"max_{name}": max([getattr(default, name), *(getattr(one, name) for one in limits)])
+        for name in names
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from dandelion.documents import RegistrationDocument, content, python_function
 from dandelion.errors import InvalidInput, NotRecorded, QuotaExceeded, Unknown
 from dandelion.frontend.problem import MissingRight
 from dandelion.frontend.server import BackgroundServer
+from dandelion.function import Limits
 from dandelion.node import Node, Settings
 from dandelion.recording.compare import Change, differences
 from dandelion.recording.records import Recording, decode_recording
@@ -196,6 +198,40 @@ def test_one_call_in_a_debugger(node: Node) -> None:
         find_call(recording, "Lenth[1]")
     echo = recorded(node, "Sizes", text="")
     assert [c.label for c in echo.calls] == ["Split[0]"]
+
+
+def test_a_replay_does_as_the_node_that_recorded() -> None:
+    composition = "composition Parts(x) => (y) { Count(x = anyEach x) => (y = y); }"
+    limits = Limits(wall_s=4000.0, output_items=2_000_000)
+    slow = python_function(
+        "def Count(x): return {'y': str(len(x))}", name="Count", inputs=("x",), outputs=("y",)
+    )
+    slow = msgspec.structs.replace(slow, limits=limits)
+    settings = msgspec.structs.replace(
+        SETTINGS,
+        backends=("process",),
+        partitioning="fixed:3",
+        max_wall_s=7200.0,
+        max_output_items=10_000_000,
+    )
+    with Node(settings) as node:
+        node.register(slow, composition)
+        made = decode_recording(node.record("Parts", {"x": [b"a"] * 7}))
+    assert (len(made.calls), made.partitioning) == (3, "fixed:3")
+    again = replay(made, backends=("process",))
+    assert differences(made, again) == []
+    assert again.document.functions[0].limits == limits
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [("max", "max"), ("auto:5", "auto:5"), ("auto", f"auto:{os.cpu_count()}")]
+)
+def test_a_recording_has_the_partitioning(given: str, kept: str) -> None:
+    with Node(Settings(backends=("null",), partitioning=given)) as node:
+        node.register("composition Same(x) => (x) {}")
+        assert decode_recording(node.record("Same", {"x": "1"})).partitioning == kept
+    with pytest.raises(InvalidInput, match="auto:CORES"):
+        Node(Settings(backends=("null",), partitioning="max:2"))
 
 
 def test_over_http_and_the_command_line(
