@@ -78,7 +78,8 @@ DENIED = f"<Error><Code>InvalidAccessKeyId</Code><AWSAccessKeyId>{KEY_ID}</AWSAc
         (answer("500 Oops"), "status 500", True),
         (answer("429 Too Many Requests"), "busy", True),
         (HEAD % 500 + b"too short", "broke off", True),
-        (b"HTTP/1.1 200 OK\r\n\r\nno length", "or the answer", True),
+        (b"HTTP/1.1 200 OK\r\n\r\nno length", "answer is not one", False),
+        (answer("301 Moved Permanently"), "redirects.* region", False),
         (HEAD % (1 << 60), "more than the limit", False),
         (b"nonsense\r\n\r\n", "no connection", True),
         (b"\0", "no connection", True),
@@ -105,6 +106,43 @@ def test_answers_that_are_none(
             done = await e.run(store_call("s3", "S3Get", {"r": "s k"}))
             assert texts(done) == {"r": b"right"}
         domain.close()
+
+    run(scenario())
+
+
+def deleted(code: str) -> bytes:
+    error = f"<Error><Key>k</Key><Code>{code}</Code><Message>secret-text</Message></Error>"
+    return answer("200 OK", f"<DeleteResult>{error}</DeleteResult>".encode())
+
+
+PUT: tuple[str, ...] = ("S3Put", "s k", "s k")
+
+
+@pytest.mark.parametrize(
+    ("sets", "reply", "hint", "transient"),
+    [
+        (PUT, answer("200 OK"), "answer is not one", False),
+        (("S3List", "s"), answer("200 OK", b"no list"), "answer is not one", False),
+        (("S3List", "s"), b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n<L", "broke off", True),
+        (("S3Delete", "s k"), answer("200 OK", b"<x/>"), "answer is not one", False),
+        (("S3Delete", "s k"), deleted("AccessDenied"), r"error \(AccessDenied\)", False),
+        (("S3Delete", "s k"), deleted("InternalError"), r"error \(InternalError\)", True),
+        (("S3Get", "s k\nrange: -1"), HEAD % 0, "is empty", False),
+        (("S3Get", "s k"), answer("307 Moved", b"", f"Location: /{BUCKET}/k"), "redirects", False),
+    ],
+    ids=lambda given: ascii(given[:24]) if isinstance(given, bytes) else "",
+)
+def test_only_failures_that_can_pass_are_transient(
+    proxy: FaultProxy, sets: tuple[str, ...], reply: bytes, hint: str, transient: bool
+) -> None:
+    async def scenario() -> None:
+        async with s3(url_of(proxy), retries="0") as e:
+            proxy.faults.answer = reply
+            call = store_call("s3", sets[0], *({"r": text} for text in sets[1:]))
+            with pytest.raises(RequestFailed, match=hint) as caught:
+                await e.run(call)
+            assert caught.value.transient == transient
+            assert "secret-text" not in str(caught.value)
 
     run(scenario())
 

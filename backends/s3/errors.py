@@ -1,7 +1,10 @@
 """What an exception of obstore means for the item.
 
 Its messages have the URL and the body of the answer, which may contain the id of the access key and
-parts of a signature. So a message is only searched for the status and the short code.
+parts of a signature. So a message is only searched for the status, the short code, and words of the
+library. Only what is known to pass is transient: some statuses and codes, and failures of the
+connection, which the library reports as `_CONNECTION`. An answer that the library cannot use is
+permanent, since the store will send it again.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ NOWHERE = "127.0.0.1:0"
 """The address that stands for all hosts but that of the endpoint; connections to it are refused."""
 _REDIRECTS = "the store redirects to another address, which is not followed"
 _STATUS = re.compile(r"status code: (\d{3})")
-_CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
+_CODE = re.compile(r"(?:<Code>|\(code: )([A-Za-z0-9.]{1,64})(?:</Code>|\))")
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+_TRANSIENT_CODES = frozenset({"InternalError", "RequestTimeout", "ServiceUnavailable", "SlowDown"})
+_CONNECTION = "HTTP error: "
 _REASONS = {
     400: "the store does not accept the request",
     401: "the store refused the credentials",
@@ -28,6 +33,13 @@ _REASONS = {
     429: "the store is busy",
     503: "the store is busy",
 }
+_PERMANENT = {
+    "redirect without LOCATION": f"{_REDIRECTS}; the region of the store may be wrong",
+    "error following redirect": _REDIRECTS,
+    NOWHERE: _REDIRECTS,
+    "non-partial response": "the object is empty, or the store does not support ranges",
+}
+"""Reasons by words of the library that its messages have."""
 
 
 def failure_of(error: Exception) -> ItemFailed | ItemRefused:
@@ -40,8 +52,9 @@ def failure_of(error: Exception) -> ItemFailed | ItemRefused:
         is_redirect = 300 <= number < 400
         reason = _REDIRECTS if is_redirect else _REASONS.get(number, "the store failed")
         return ItemFailed(f"{reason}: status {number}{shown}", number in _TRANSIENT)
-    if NOWHERE in text:
-        return ItemFailed(_REDIRECTS)
+    for words, reason in _PERMANENT.items():
+        if words in text:
+            return ItemFailed(reason)
     if isinstance(error, exceptions.PermissionDeniedError):
         return ItemFailed(_REASONS[403] + shown)
     if isinstance(error, exceptions.UnauthenticatedError):
@@ -52,7 +65,11 @@ def failure_of(error: Exception) -> ItemFailed | ItemRefused:
         return ItemRefused("the path is not a valid key")
     if isinstance(error, exceptions.NotSupportedError):
         return ItemFailed("the store does not support the operation")
-    return ItemFailed("no connection to the store, or the answer broke off", transient=True)
+    if code:  # of an answer that has the status of a success
+        return ItemFailed(f"the store reports an error{shown}", code[1] in _TRANSIENT_CODES)
+    if _CONNECTION in text:
+        return ItemFailed("no connection to the store, or the answer broke off", transient=True)
+    return ItemFailed("the store's answer is not one to this request")
 
 
 def is_absent(error: FileNotFoundError) -> bool:
