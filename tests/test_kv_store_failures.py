@@ -138,7 +138,6 @@ def test_a_connection_that_breaks_off_within_a_value(
         (b":notanumber\r\n", False),
         (b"\0", True),
         (b"-LOADING soon\r\n", True),
-        (b"-MOVED 1 10.0.0.1:6379\r\n", False),
         (b"-ERR secret-text-of-the-server\r\n", False),
     ],
     ids=lambda given: ascii(given[:16]) if isinstance(given, bytes) else "",
@@ -157,6 +156,37 @@ def test_answers_that_are_none(proxy: FaultProxy, answer: bytes, transient: bool
             done = await e.run(store_call("kv", "KvGet", {"r": "s k"}))
             assert texts(done, 1) == {"r": b"s k"}
         domain.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("reply", "hint", "transient"),
+    [
+        ("MOVED 1 10.0.0.1:6379", "redirects .*: MOVED", False),
+        ("ASK 1 10.0.0.1:6379", "redirects .*: ASK", False),
+        ("TRYAGAIN Multiple keys", "refused the command: TRYAGAIN", True),
+        ("CLUSTERDOWN Hash slot not served", "refused the command: CLUSTERDOWN", True),
+        ("MASTERDOWN Link with MASTER is down", "refused the command: MASTERDOWN", True),
+        ("CROSSSLOT Keys", "refused the command: CROSSSLOT", False),
+        ("READONLY You can't write", "refused the command: READONLY", True),
+        ("OOM command not allowed", "refused the command: OOM", True),
+        ("NOREPLICAS Not enough", "refused the command: NOREPLICAS", True),
+        ("NOPERM this user", "refused the operation: NOPERM", False),
+        ("ERR unknown command", "refused the command", False),
+    ],
+)
+@pytest.mark.parametrize("function", ["KvGet", "KvIncrement"])
+def test_the_first_word_of_an_error_says_what_it_is(
+    proxy: FaultProxy, function: str, reply: str, hint: str, transient: bool
+) -> None:
+    async def scenario() -> None:
+        async with behind(proxy, retries="0") as e:
+            proxy.faults.answer = f"-{reply}\r\n".encode()
+            with pytest.raises(RequestFailed, match=hint) as caught:
+                await e.run(store_call("kv", function, {"r": "s k"}))
+            assert caught.value.transient == transient
+            assert "10.0.0.1" not in str(caught.value)
 
     run(scenario())
 

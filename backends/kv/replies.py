@@ -1,6 +1,7 @@
 """Commands of the operations, and what the replies mean for their items.
 
-A message of the server is never passed on; its first word, such as WRONGTYPE, is.
+A message of the server is never passed on; its first word, such as WRONGTYPE, is. The library keeps
+it as the status of an error whose class it knows, and in the message of others.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _TRANSIENT = frozenset(
     {"LOADING", "BUSY", "TRYAGAIN", "MASTERDOWN", "CLUSTERDOWN", "OOM", "NOREPLICAS", "READONLY"}
 )
 _REFUSED = "the store refused the command"
+_NO_NUMBER = re.compile("not an integer|out of range|would overflow")
 _REASONS = {
     "WRONGTYPE": "the key has a value of another type",
     "MOVED": "the store redirects to another server, which is not followed",
@@ -64,10 +66,9 @@ def result_of(operation: str, job: Job[Any], reply: Any) -> tuple[int, Bytes]:
         ItemFailed: the server refused the command, or its reply cannot be one.
     """
     if isinstance(reply, exceptions.RedisError):
-        failure = failure_of(reply)
-        if operation == "increment" and str(failure) == _REFUSED:
+        if operation == "increment" and _NO_NUMBER.search(str(reply)):
             raise ItemFailed("the value is not a whole number of 64 bits, or would not be one")
-        raise failure
+        raise failure_of(reply)
     line = job.line
     match operation:
         case "get" if reply is None:
@@ -101,17 +102,10 @@ def failure_of(error: Exception) -> ItemFailed:
     return ItemFailed(f"{reason}: {word}" if word else reason, word in _TRANSIENT)
 
 
-_CLASSES = (
-    (exceptions.NoPermissionError, "NOPERM"),
-    (exceptions.ReadOnlyError, "READONLY"),
-    (exceptions.OutOfMemoryError, "OOM"),
-)
-
-
 def _code(error: Exception) -> str:
-    for kind, word in _CLASSES:  # the library drops the first word of these
-        if isinstance(error, kind):
-            return word
+    status = getattr(error, "status_code", None)
+    if status:
+        return str(status)
     code = _CODE.match(str(error))
     return code[0] if code else ""
 
