@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import contextlib
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import redis
 
+from dandelion.data import Item
 from dandelion.errors import (
     RequestFailed,
     RequestInterrupted,
     TimedOut,
 )
+from dandelion.function import Limits
 from dandelion.memory import SharedDomain
 from tests.kv_servers import behind, kv
 
@@ -68,6 +71,102 @@ def test_no_server(tmp_path: Path) -> None:
             with pytest.raises(RequestInterrupted) as caught:
                 await e.run(store_call("kv", "KvIncrement", {"r": "s k"}))
             assert not caught.value.may_repeat
+
+    run(scenario())
+
+
+@contextlib.asynccontextmanager
+async def scripted(path: Path, commands: int, *replies: bytes) -> AsyncIterator[list[bytes]]:
+    """Serve one connection for each text of replies, and close it after them.
+
+    Args:
+        path: of the socket.
+        commands: how many are awaited before the replies are sent.
+        replies: for each connection.
+
+    Yields:
+        What was received, for each connection.
+    """
+    received: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = len(received)
+        received.append(b"")
+        while received[number].count(b"*") < commands:
+            received[number] += await reader.read(65536)
+        writer.write(replies[number])
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+            if number == len(replies) - 1:
+                await reader.read()
+        writer.close()
+
+    async with await asyncio.start_unix_server(serve, path):
+        yield received
+
+
+def test_each_reply_is_counted_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        replies = [b"+OK\r\n+OK\r\n", b"+OK\r\n+OK\r\n"]
+        async with scripted(tmp_path / "kv", 2, *replies) as received, kv(tmp_path / "kv") as e:
+            given = {"a": b"1", "b": b"2", "c": b"3", "d": b"4"}
+            limits = Limits(output_items=4)
+            done = await e.run(store_call("kv", "KvSet", given, {"t": "s {name}"}, limits=limits))
+            assert texts(done) == {name: f"s {name}".encode() for name in given}
+            assert b"$1\r\na\r\n" not in received[1]
+
+    run(scenario())
+
+
+def test_a_value_that_broke_off_is_read_again(tmp_path: Path) -> None:
+    value = b"$100000\r\n" + bytes(100_000) + b"\r\n"
+
+    async def scenario() -> None:
+        replies = [b"$2\r\nxy\r\n" + value[:80_000], value[:5], value[:10], value]
+        async with scripted(tmp_path / "kv", 1, *replies), kv(tmp_path / "kv", retries="3") as e:
+            limits = Limits(output_bytes=100_002)
+            call = store_call("kv", "KvGet", {"a": "s a", "b": "s b"}, limits=limits)
+            assert texts(await e.run(call)) == {"a": b"xy", "b": bytes(100_000)}
+
+    run(scenario())
+
+
+def test_a_piece_is_repeated_while_another_one_receives(tmp_path: Path) -> None:
+    answered = asyncio.Event()
+    seconds: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        data = await reader.read(1 << 20)
+        if b"\r\n256\r\n" not in data:
+            writer.write(b"$1\r\nx\r\n" * 256)
+        elif seconds:
+            writer.write(b"$1\r\nx\r\n" * 44)
+        else:
+            seconds.append(data)
+            await answered.wait()
+        await writer.drain()
+        answered.set()
+        writer.close()
+
+    async def scenario() -> None:
+        given = [Item(str(n), 0, f"s {n}".encode()) for n in range(300)]
+        server = await asyncio.start_unix_server(serve, tmp_path / "kv")
+        async with server, kv(tmp_path / "kv") as e:
+            done = await e.run(store_call("kv", "KvGet", given))
+            assert [item.data for item in done[0] or ()] == [b"x"] * 300
+
+    run(scenario())
+
+
+def test_a_busy_server_is_asked_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        replies = [b"-TRYAGAIN later\r\n", b"-LOADING soon\r\n", b"$1\r\nx\r\n"]
+        async with scripted(tmp_path / "kv", 1, *replies), kv(tmp_path / "kv") as e:
+            assert texts(await e.run(store_call("kv", "KvGet", {"r": "s k"}))) == {"r": b"x"}
+        async with scripted(tmp_path / "kv2", 1, *replies) as received, kv(tmp_path / "kv2") as e:
+            with pytest.raises(RequestInterrupted, match="TRYAGAIN"):
+                await e.run(store_call("kv", "KvIncrement", {"r": "s k"}))
+            assert len(received) == 1
 
     run(scenario())
 

@@ -51,12 +51,14 @@ class ValueReceiver:
         value_bytes: largest value of the store.
         progress: called when something has arrived.
         item: name of the item whose reply is read.
+        unfinished_bytes: counted for a value that has not arrived as a whole.
     """
 
     budget: OutputBudget
     value_bytes: int
     progress: Callable[[], None]
     item: str = ""
+    unfinished_bytes: int = 0
 
     def begin(self, size_bytes: int) -> None:
         """Count a value; raises `ItemFailed` or `TooLarge`."""
@@ -64,6 +66,16 @@ class ValueReceiver:
             message = f"the value has {size_bytes} bytes, more than {self.value_bytes}"
             raise ItemFailed(f"{message}, the limit of the store")
         self.budget.take(self.item, size_bytes)
+        self.unfinished_bytes = size_bytes
+
+    def finish(self) -> None:
+        """Keep what was counted for a value: it is in the results."""
+        self.unfinished_bytes = 0
+
+    def give_back(self) -> None:
+        """Stop counting a value that did not arrive as a whole; it may be read again."""
+        self.budget.give_back(self.unfinished_bytes)
+        self.unfinished_bytes = 0
 
 
 RECEIVER: ContextVar[ValueReceiver | None] = ContextVar("RECEIVER", default=None)

@@ -2,8 +2,9 @@
 
 A piece has items of one store, up to `PIECE_ITEMS` of them and about `PIECE_BYTES` of values. Its
 commands are sent at once, then its replies are read, in order. Pieces run at the same time on
-connections of their own. A piece whose connection is lost is repeated if all of its commands are
-idempotent, and if none of its values has been received; the library never repeats a command itself.
+connections of their own. After a transient failure, an idempotent piece goes on with the item whose
+reply has not been received, on another connection. So each reply is counted once. The library never
+repeats a command itself.
 """
 
 from __future__ import annotations
@@ -34,13 +35,24 @@ KvWork = StoreWork[ConnectionPool]
 KvJob = Job[ConnectionPool]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
-    """Jobs of one store that share a round trip, with their positions in the call."""
+    """Jobs of one store that share a round trip.
+
+    Attributes:
+        jobs: with their positions in the call.
+        done: how many of them have their results.
+    """
 
     store: OpenStore[ConnectionPool]
     jobs: list[tuple[int, KvJob]]
     commands: list[Command]
+    done: int = 0
+
+    @property
+    def current(self) -> KvJob:
+        """The job whose reply is next, or the last one."""
+        return self.jobs[min(self.done, len(self.jobs) - 1)][1]
 
 
 class IdleLimit:
@@ -111,21 +123,21 @@ class KvEngine(StoresEngine[ConnectionPool, KvStoreSettings]):
         yield from begun.values()
 
     async def _repeated(self, work: KvWork, piece: Piece) -> None:
-        """Run a piece, again if its connection was lost and that does no harm."""
+        """Run a piece, again after a transient failure if that does no harm."""
         retries = self._settings.retries if work.call.function.spec.idempotent else 0
         for attempt in range(retries + 1):
-            before = work.budget.bytes_taken
             try:
                 await self._exchange(work, piece)
                 return
+            except ItemFailed as error:
+                failure = error.with_traceback(None)  # it refers to this frame
             except TimeoutError:  # is an OSError
                 idle_s = self._settings.idle_s
                 failure = ItemFailed(f"no reply within {idle_s:g} s", transient=True)
             except _LOST as error:
                 failure = failure_of(error)
-            received = work.budget.bytes_taken != before
-            if not failure.transient or received or attempt == retries:
-                raise typed_failure(failure, work.function, piece.jobs[0][1].item.name)
+            if not failure.transient or attempt == retries:
+                raise typed_failure(failure, work.function, piece.current.item.name)
             await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt)
 
     async def _exchange(self, work: KvWork, piece: Piece) -> None:
@@ -150,24 +162,25 @@ class KvEngine(StoresEngine[ConnectionPool, KvStoreSettings]):
             receiver = ValueReceiver(work.budget, value_bytes, progress)
             before = RECEIVER.set(receiver)
             try:
-                await connection.send_packed_command(connection.pack_commands(piece.commands))
-                for position, job in piece.jobs:
+                left = connection.pack_commands(piece.commands[piece.done :])
+                await connection.send_packed_command(left)
+                for position, job in piece.jobs[piece.done :]:
                     receiver.item = job.item.name
                     await self._reply(work, position, job, connection)
+                    receiver.finish()
+                    piece.done += 1
                     progress()
             finally:
+                receiver.give_back()
                 RECEIVER.reset(before)
 
     async def _reply(self, work: KvWork, position: int, job: KvJob, connection: Any) -> None:
         operation = work.operation.name
         try:
-            try:
-                reply = await connection.read_response()
-            except exceptions.ResponseError as error:
-                reply = error
-            target, data = result_of(operation, job, reply)
-        except ItemFailed as error:
-            raise typed_failure(error, work.function, job.item.name) from None
+            reply = await connection.read_response()
+        except exceptions.ResponseError as error:
+            reply = error
+        target, data = result_of(operation, job, reply)
         if operation == "get" and target == 0 and isinstance(data, bytes):
             data = work.budget.placed(data)
         work.budget.count(job.item.name, 1)

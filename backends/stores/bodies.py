@@ -44,6 +44,11 @@ class OutputBudget:
             remedy = "raise 'output_bytes' in the limits of the function"
             raise TooLarge(where, self.bytes_taken, self.limits.output_bytes, remedy)
 
+    def give_back(self, size_bytes: int) -> None:
+        """Stop counting bytes that were taken, but did not arrive."""
+        with self._lock:
+            self.bytes_taken -= size_bytes
+
     def count(self, item: str, items: int) -> None:
         """Count output items; raises `TooMany` above the function's ``output_items``."""
         self.items_taken += items
