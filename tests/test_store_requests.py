@@ -81,6 +81,27 @@ def test_a_name_is_filled_in_once() -> None:
     assert target.filled(Item("b", 7)).options == {}
 
 
+@pytest.mark.parametrize("name", ["b ", " b", "  b  ", "b\u00a0"])
+@pytest.mark.parametrize("path", ["{name}", "a/{name}", "{name}/c"])
+def test_a_target_that_is_filled_is_read_back_as_it_is(name: str, path: str) -> None:
+    filled = request.read_request(f"s {path}".encode(), ()).filled(Item(name, 7))
+    assert request.read_request(f"s {filled.path}".encode(), ()) == filled
+
+
+def test_what_is_written_can_be_read_whatever_its_name(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with store_engine("files", s_folder=str(tmp_path)) as e:
+            contents = {"a ": b"1", " b": b"2", "c": b"3"}
+            done = await e.run(store_call("files", "FileWrite", contents, {"t": "s q/{name}"}))
+            assert texts(done)["a "] == b"s q/a"
+            assert texts(await e.run(store_call("files", "FileRead", texts(done)))) == contents
+            for given in ({"a ": b"1", "a": b"2"}, {" ": b""}):
+                with pytest.raises(RequestRefused):
+                    await e.run(store_call("files", "FileWrite", given, {"t": "s {name}"}))
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("backend", ["s3", "kv", "files"])
 @pytest.mark.parametrize(
     ("option", "where", "hint"),

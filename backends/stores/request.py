@@ -36,13 +36,13 @@ class StoreRequest:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def filled(self, item: Item) -> StoreRequest:
-        """Return the request for one content."""
+        """Return the request for one content. Spaces around its path are dropped, as in reading."""
         if "{" not in self.path:
             return self
         # One pass over the parts: a name that contains "{key}" is not filled again.
         parts = self.path.split("{name}")
         path = item.name.join(part.replace("{key}", str(item.key)) for part in parts)
-        return replace(self, path=path)
+        return replace(self, path=path.strip(" "))
 
     def number(self, option: str, default: int, most: int) -> int:
         """Return an option that is a number from 1 to `most`.
