@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dandelion.data import Item
+from dandelion.driver import AsyncEngine
 from dandelion.errors import (
     ContextFull,
     RequestFailed,
@@ -19,7 +20,7 @@ from dandelion.errors import (
 )
 from dandelion.function import Limits
 from dandelion.memory import SharedDomain
-from tests.s3_services import BUCKET, given_direct, s3
+from tests.s3_services import BUCKET, answer, given_direct, s3
 
 from .store_calls import MIB, contexts, descriptors, run, store_call, texts
 from .store_servers import KEY_ID, SECRET, s3_server
@@ -166,20 +167,108 @@ def test_listing(server: str, direct: Any) -> None:
     run(scenario())
 
 
-def test_keys_that_are_no_paths_cannot_be_listed(server: str, direct: Any) -> None:
-    direct.put_object(Bucket=BUCKET, Key="good/k", Body=b"")
-    direct.put_object(Bucket=BUCKET, Key="good/folder/", Body=b"")  # as other tools make them
+async def listed_in_pages(e: AsyncEngine, request: str, pages: int = 20) -> list[str]:
+    """List with all continuations, and check that each entry is a request for it."""
+    names: list[str] = []
+    again = request.encode()
+    while again:
+        assert pages, f"the listing does not end: {names}"
+        pages -= 1
+        done = await e.run(store_call("s3", "S3List", {"r": again}))
+        found = await e.run(store_call("s3", "S3Get", texts(done)))
+        assert texts(found).keys() == texts(done).keys()
+        names += texts(done)
+        again = texts(done, 2).get("r", b"")
+    return names
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+@pytest.mark.parametrize("content", [b"", b"x"])
+def test_folder_markers_are_no_entries(
+    server: str, direct: Any, limit: int, content: bytes
+) -> None:
+    names = ["m/a", "m/empty", "m/folder", "m/folder-1", "m/folder/b", "m/z"]
+    for key in names:
+        direct.put_object(Bucket=BUCKET, Key=key, Body=b"" if key == "m/empty" else b"x")
+    for key in ("m/", "m/folder/"):
+        direct.put_object(Bucket=BUCKET, Key=key, Body=content)
+    for key in ("0/", "01/", "m/folder-1/", "m/only/", "m/zz/"):
+        direct.put_object(Bucket=BUCKET, Key=key, Body=b"")
 
     async def scenario() -> None:
         async with s3(server) as e:
-            done = await e.run(store_call("s3", "S3List", {"r": "s"}))
-            assert list(texts(done)) == ["good/folder", "good/k"]
+            assert await listed_in_pages(e, f"s m\nlimit: {limit}") == names
+            assert await listed_in_pages(e, f"s m/folder\nlimit: {limit}") == ["m/folder/b"]
+            assert await listed_in_pages(e, "s m/only") == []
+            if not content:
+                assert await listed_in_pages(e, f"s\nlimit: {limit}") == names
+        async with s3(server, s_prefix="m/") as e:
+            below = [name.removeprefix("m/") for name in names]
+            assert await listed_in_pages(e, f"s\nlimit: {limit}") == below
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("begin", "others"),
+    [
+        (["/lead"], ["m"]),
+        (["/lead"], ["a", "lead"]),
+        (["/.a"], [".a", ".z"]),
+        (["/0", "/1", "/b"], ["0"]),
+        (["/"], []),
+    ],
+)
+@pytest.mark.parametrize("content", [b"", b"x"])
+def test_keys_that_begin_with_a_slash_are_no_entries(
+    server: str, direct: Any, begin: list[str], others: list[str], content: bytes
+) -> None:
+    for key in (*begin, *others):
+        direct.put_object(Bucket=BUCKET, Key=key, Body=content)
+
+    async def scenario() -> None:
+        async with s3(server) as e:
+            if content and ("a" in others or "/b" in begin):  # they come behind the first one
+                with pytest.raises(RequestFailed, match="a key with a part that is empty"):
+                    await listed_in_pages(e, "s\nlimit: 1")
+                for key in begin:
+                    direct.delete_object(Bucket=BUCKET, Key=key)
+            assert await listed_in_pages(e, "s\nlimit: 1") == others
+
+    run(scenario())
+
+
+def test_keys_that_are_no_paths_cannot_be_listed(server: str, direct: Any) -> None:
+    direct.put_object(Bucket=BUCKET, Key="good/k", Body=b"")
+
+    async def scenario() -> None:
+        async with s3(server) as e:
             direct.put_object(Bucket=BUCKET, Key="bad//k", Body=b"")
             with pytest.raises(RequestFailed, match="a key with a part that is empty") as caught:
                 await e.run(store_call("s3", "S3List", {"r": "s"}))
             assert not caught.value.transient
             done = await e.run(store_call("s3", "S3List", {"r": "s good"}))
-            assert list(texts(done)) == ["good/folder", "good/k"]
+            assert list(texts(done)) == ["good/k"]
+
+    run(scenario())
+
+
+def test_credentials_that_may_list_and_not_read() -> None:
+    entry = "<Contents><Key>k</Key><Size>0</Size><LastModified>2026-01-02T03:04:05Z</LastModified>"
+    page = f"<ListBucketResult>{entry}</Contents></ListBucketResult>".encode()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        is_list = head.startswith(b"GET")
+        writer.write(answer("200 OK", page) if is_list else answer("403 Forbidden"))
+        await writer.drain()
+        writer.close()
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server, s3(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as e:
+            done = await e.run(store_call("s3", "S3List", {"r": "s"}))
+            assert texts(done) == {"k": b"s k"}
 
     run(scenario())
 

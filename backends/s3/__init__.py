@@ -1,7 +1,8 @@
 """Objects in S3-compatible stores: the platform functions `S3Get`, `S3Put`, `S3List`, `S3Delete`.
 
-Files: `settings` (the operator's options), `engine` (requests over the library obstore), `errors`
-(what its exceptions mean). All else is shared, see `dandelion.backends.stores`.
+Files: `settings` (the operator's options), `engine` (requests over the library obstore), `listing`
+(keys that the library changes), `errors` (what its exceptions mean), `opening` (clients),
+`log_store` (the log of a cluster). All else is shared, see `dandelion.backends.stores`.
 """
 
 from __future__ import annotations

@@ -14,12 +14,10 @@ used, either.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from datetime import UTC
-from typing import Any, TypeVar
+from typing import Any
 
 import obstore
-from obstore.exceptions import BaseError, InvalidPathError
+from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from dandelion.data import Bytes
@@ -27,9 +25,9 @@ from dandelion.data import Bytes
 from ..stores.engine import Produced, StoresEngine, StoreWork
 from ..stores.failures import ItemFailed, ItemRefused
 from ..stores.jobs import Job
-from ..stores.listing import Found, listed
 from ..stores.request import ByteRange, read_range
 from .errors import failure_of, is_absent
+from .listing import list_objects
 from .opening import opened_store
 from .settings import S3StoreSettings
 
@@ -39,12 +37,8 @@ WHOLE_BYTES = 1024 * 1024
 PIECE_BYTES = 1024 * 1024
 _PARTS_AT_ONCE = 4
 _KEY_LIMIT_BYTES = 1024
-_LIST_LIMIT = 10_000
-_LIST_DEFAULT = 1000
-_PAGE = 1000
 _RAISED = (BaseError, ValueError, OSError)
 
-T = TypeVar("T")
 S3Work = StoreWork[S3Store]
 S3Job = Job[S3Store]
 
@@ -74,7 +68,7 @@ class S3Engine(StoresEngine[S3Store, S3StoreSettings]):
                 case "put":
                     return await self._put(job)
                 case "list":
-                    return await _list(work, job)
+                    return await list_objects(job)
                 case _:
                     await obstore.delete_async(job.store.client, job.path)
                     return [(0, job.named(job.line))]
@@ -135,38 +129,6 @@ async def _receive(work: S3Work, result: obstore.GetResult, size_bytes: int) -> 
 
 def _incomplete(found: int, size_bytes: int) -> ItemFailed:
     return ItemFailed(f"the answer has {found} bytes instead of {size_bytes}", transient=True)
-
-
-async def _list(work: S3Work, job: S3Job) -> Produced:
-    limit = job.request.number("limit", _LIST_DEFAULT, _LIST_LIMIT)
-    after = job.request.options.get("after")
-    found: list[Found] = []
-    stream = obstore.list(
-        job.store.client,
-        job.path.rstrip("/") or None,
-        offset=None if after is None else job.prefix + after,
-        chunk_size=min(limit + 1, _PAGE),
-    )
-    async for page in _readable(stream):
-        for meta in page:
-            path = meta["path"]
-            if not path.startswith(job.prefix):  # a prefix "a" of the store, and the object "ab"
-                continue
-            modified = meta["last_modified"].astimezone(UTC)
-            found.append(Found(path[len(job.prefix) :], meta["size"], modified, meta["e_tag"]))
-        if len(found) > limit:
-            break
-    return listed(job.item, job.request, found, limit)
-
-
-async def _readable(stream: AsyncIterator[T]) -> AsyncIterator[T]:
-    """Yield the pages of a listing; the library cannot read keys that are not paths."""
-    try:
-        async for page in stream:
-            yield page
-    except (ValueError, InvalidPathError):
-        reason = "an object there has a key with a part that is empty, '.' or '..'"
-        raise ItemFailed(f"{reason}; list a prefix without it") from None
 
 
 def _range(wanted: ByteRange) -> Any:
