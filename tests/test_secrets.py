@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from dandelion.errors import ApplicationFailed, InvalidInput, Raised, SecretMiss
 from dandelion.function import CodeObject, Function, FunctionSpec
 from dandelion.secrets import SecretStore, redact
 from dandelion.secrets.file import read_secrets
-from dandelion.secrets.redaction import MARK, redacted_text
+from dandelion.secrets.redaction import MARK, redacted_texts
 
 VALUE = 'pa"ss\\w/rd+ü 1'
 
@@ -112,6 +114,17 @@ def function(value: str = VALUE) -> Function:
         base64.urlsafe_b64encode(VALUE.encode()).decode(),
         "pa%22ss%5Cw/rd%2B%C3%BC%201",
         "pa%22ss%5Cw%2Frd%2B%C3%BC+1",
+        "pa%22ss%5Cw%2Frd%2B%C3%BC%201",
+        "pa%22ss%5cw/rd%2b%c3%bc%201",
+        "pa%22ss%5cw%2frd%2b%c3%bc+1",
+        ascii(VALUE),
+        json.dumps(VALUE, ensure_ascii=False),
+        json.dumps(json.dumps(VALUE)),
+        json.dumps({"log": json.dumps({"key": VALUE})}),
+        json.dumps(json.dumps(VALUE, ensure_ascii=False)),
+        repr(json.dumps(VALUE)),
+        json.dumps(repr(VALUE)),
+        repr([repr(VALUE.encode()), "'", '"']),
     ],
 )
 def test_a_secret_is_taken_out_of_errors_and_texts(spelled: str) -> None:
@@ -121,8 +134,51 @@ def test_a_secret_is_taken_out_of_errors_and_texts(spelled: str) -> None:
     seen = f"{whole}{whole.record()}"
     assert spelled not in seen
     assert seen.count(MARK) >= 3
-    assert redacted_text(f"<{spelled}>", function()).startswith("<")
-    assert MARK in redacted_text(f"<{spelled}>", function())
+    (text,) = redacted_texts([f"<{spelled}>"], function())
+    assert text.startswith("<")
+    assert MARK in text
+
+
+@pytest.mark.parametrize("value", [VALUE, "abcdef", "0123456789", "pass?word>1~~~"])
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
+@pytest.mark.parametrize("before", ["", "a", "user:", "user-1:", "user-12:"])
+@pytest.mark.parametrize("behind", ["", "\n", "\n\n", "\n\n\n"])
+def test_a_secret_is_taken_out_of_base64_of_a_text(
+    value: str, encode: Callable[[bytes], bytes], before: str, behind: str
+) -> None:
+    shown = encode(f"{before}{value}{behind}".encode()).decode()
+    (text,) = redacted_texts([shown], function(value))
+    head, mark, tail = text.partition(MARK)
+    assert mark
+    assert (
+        base64.urlsafe_b64decode(head[: len(head) // 4 * 4])
+        == before.encode()[: len(head) // 4 * 3]
+    )
+    assert len(head) <= len(before) * 8 // 6 + 1
+    assert len(tail.rstrip("=")) <= (len(behind) + 1) * 8 // 6 + 1
+
+
+@pytest.mark.parametrize(
+    "value", ["it's 'a' \\ \"b\"", "it's'it's", 'a"b"c', "line\none\ttwo", "\U0001f600é\u2028"]
+)
+def test_quotes_around_a_secret_do_not_matter(value: str) -> None:
+    texts = [
+        write(f"{before}{value}{behind}")
+        for write in (repr, ascii, json.dumps, lambda text: repr(text.encode()))
+        for before, behind in (("", ""), ("'", ""), ('"', ""), ("", "'\""), ("''", '""'))
+    ]
+    for text in redacted_texts(
+        [*texts, *map(json.dumps, texts), *map(repr, texts)], function(value)
+    ):
+        assert MARK in text
+
+
+def test_spellings_are_made_once_for_all_texts() -> None:
+    given = ["line"] * 2000
+    value = '"é\n' * 10_000
+    began = time.process_time()
+    assert redacted_texts(given, function(value)) == given
+    assert time.process_time() - began < 5
 
 
 def test_short_values_and_functions_without_secrets_are_left_alone() -> None:
@@ -130,7 +186,7 @@ def test_short_values_and_functions_without_secrets_are_left_alone() -> None:
     redact(error, function("a"))
     assert error.traceback == "a a a"
     plain = Function(FunctionSpec("f"), CodeObject("python"))
-    assert redacted_text(VALUE, plain) == VALUE
+    assert redacted_texts([VALUE], plain) == [VALUE]
 
 
 def test_lines_of_a_secret_are_taken_out_too() -> None:

@@ -20,7 +20,7 @@ from dandelion.driver.records import Capacity, Demand
 from dandelion.errors import DandelionError, EngineDied, InternalError
 from dandelion.function import Function
 from dandelion.memory import MemoryDomain
-from dandelion.secrets import redact, redacted_text
+from dandelion.secrets import redact, redacted_texts
 from dandelion.trace_context import TraceContext
 
 
@@ -199,6 +199,6 @@ class AsyncEngine(abc.ABC):
 
 def _redacted(lines: tuple[PrintedLine, ...], function: Function) -> tuple[PrintedLine, ...]:
     """Take the secrets of a function out of what it wrote."""
-    return tuple(
-        PrintedLine(line.stream, redacted_text(line.text, function), line.level) for line in lines
-    )
+    texts = redacted_texts([line.text for line in lines], function)
+    pairs = zip(lines, texts, strict=True)
+    return tuple(PrintedLine(line.stream, text, line.level) for line, text in pairs)

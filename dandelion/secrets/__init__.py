@@ -6,7 +6,7 @@ their names are registered. The value is added when the function is loaded, as i
 so it is in no input of an invocation, and in no trace, recording or cached result.
 """
 
-from dandelion.secrets.redaction import redact, redacted_text
+from dandelion.secrets.redaction import redact, redacted_texts
 from dandelion.secrets.store import SecretStore
 
-__all__ = ["SecretStore", "redact", "redacted_text"]
+__all__ = ["SecretStore", "redact", "redacted_texts"]

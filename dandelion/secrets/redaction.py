@@ -1,8 +1,12 @@
 """Takes secrets out of errors and of what a function printed.
 
 The value is replaced by ``[secret]``, also in its usual other spellings: escaped as Python and JSON
-write it, in Base64, in hexadecimal, and encoded for URLs. A function that has a secret can always
-spell it in another way, so this protects against accidents, not against the function.
+write it, once or twice, in Base64, in hexadecimal, and encoded for URLs. A function that has a
+secret can always spell it in another way, so this protects against accidents, not against the
+function.
+
+The spellings of a value are made once for all texts of a call that has failed or has printed
+something. Each text is searched once for each spelling.
 """
 
 from __future__ import annotations
@@ -10,8 +14,10 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import re
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from dandelion.errors import DandelionError
@@ -20,6 +26,8 @@ from dandelion.function import Function
 MARK = "[secret]"
 SHORTEST_BYTES = 4
 """Shorter values are not replaced: they occur in most texts."""
+_URL_SAFE = str.maketrans("+/", "-_")
+_PERCENT = re.compile("%[0-9A-F]{2}")
 
 
 def redact(error: DandelionError, function: Function) -> None:
@@ -35,9 +43,10 @@ def redact(error: DandelionError, function: Function) -> None:
         current = current.__cause__
 
 
-def redacted_text(text: str, function: Function) -> str:
-    """Take the secrets of a function out of a text."""
-    return _replaced(text, _spellings(function)) if function.spec.secrets else text
+def redacted_texts(texts: Sequence[str], function: Function) -> list[str]:
+    """Take the secrets of a function out of texts."""
+    spellings = _spellings(function) if function.spec.secrets else []
+    return [_replaced(text, spellings) for text in texts]
 
 
 def _spellings(function: Function) -> list[str]:
@@ -50,22 +59,58 @@ def _spellings(function: Function) -> list[str]:
     return sorted((s for s in found if len(s) >= SHORTEST_BYTES), key=len, reverse=True)
 
 
-def _spelled(value: bytes) -> Iterable[str]:
+def _spelled(value: bytes) -> Iterator[str]:
     for data in {value, value.strip()}:
         text = data.decode("utf-8", "backslashreplace")
-        yield text
         yield from text.split("\n")
-        yield repr(data)[2:-1]
-        yield repr(text)[1:-1]
-        yield json.dumps(text)[1:-1]
-        for wide in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
-            yield repr(text.encode(wide, "surrogatepass"))[2:-1]
+        yield from _escaped(data, text)
         yield data.hex()
         yield data.hex().upper()
-        for encode in (base64.b64encode, base64.urlsafe_b64encode):
-            yield encode(data).decode().rstrip("=")
-        yield urllib.parse.quote(data)
-        yield urllib.parse.quote_plus(data)
+        yield from _base64(data)
+        yield from _for_urls(data)
+
+
+def _escaped(data: bytes, text: str) -> set[str]:
+    """Return a text as Python and JSON write it, and as they write what they have written."""
+    once = {text, *_escapes(text), *_in_quotes(repr, data)}
+    for wide in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
+        once.update(_in_quotes(repr, text.encode(wide, "surrogatepass")))
+    return once | {twice for one in once if "\\" in one or '"' in one for twice in _escapes(one)}
+
+
+def _escapes(text: str) -> set[str]:
+    ways = (repr, ascii, json.dumps, partial(json.dumps, ensure_ascii=False))
+    return {one for write in ways for one in _in_quotes(write, text)}
+
+
+def _in_quotes(write: Callable[[Any], str], value: Any) -> Iterator[str]:
+    """Yield what a way of writing makes of a value alone, and in a text that has both quotes."""
+    quotes = b"\"'" if isinstance(value, bytes) else "\"'"
+    for before in (value[:0], quotes):
+        start = len(write(before)) - 1  # without the closing quote
+        yield write(before + value)[start:-1]
+
+
+def _base64(data: bytes) -> Iterator[str]:
+    """Yield what Base64 of a text has, wherever in the text the value is.
+
+    Three bytes are four characters. So the characters depend on the number of bytes before the
+    value, modulo three. Those that have bits of what is before or behind the value are left out;
+    the last one is searched too, for a value at the end.
+    """
+    for before in range(3):
+        text = base64.b64encode(bytes(before) + data).decode().rstrip("=")
+        start, end = -(-before * 8 // 6), (before + len(data)) * 8 // 6
+        for one in (text[start:], text[start:end]):
+            yield one
+            yield one.translate(_URL_SAFE)
+
+
+def _for_urls(data: bytes) -> Iterator[str]:
+    quoted = {urllib.parse.quote(data, safe) for safe in ("", "/", "!'()*")}
+    for one in quoted | {urllib.parse.quote_plus(data)}:
+        yield one
+        yield _PERCENT.sub(lambda found: found[0].lower(), one)
 
 
 def _without(value: Any, spellings: list[str]) -> Any:

@@ -23,7 +23,7 @@ from dandelion.documents import (
     python_function,
 )
 from dandelion.errors import DandelionError, InvalidFunction, InvalidInput, SecretMissing, root_of
-from dandelion.frontend.server import BackgroundServer
+from dandelion.frontend.server import BackgroundServer, reload_node
 from dandelion.node import Node, Settings
 from dandelion.recording.records import decode_recording
 from dandelion.set_values import item_set
@@ -207,12 +207,23 @@ def test_changed_secrets_are_used_from_the_next_call_on(tmp_path: Path) -> None:
         node.reload()
         with pytest.raises(SecretMissing, match="'api_key'"):
             node.invoke("f", x="")
-        path.write_text("nothing")
-        with pytest.raises(InvalidInput):
-            node.reload()
         path.write_text('[default]\napi_key = "third"\n')
         node.reload()
         assert node.invoke("f", x="").y.text() == "driht"
+
+
+def test_a_file_that_cannot_be_used_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(tmp_path) as node:
+        node.register(function("return value[::-1]"))
+        (tmp_path / "secrets.toml").write_text("nothing")
+        with pytest.raises(InvalidInput, match="not TOML"):
+            node.reload()
+        reload_node(node)  # as after SIGHUP
+        (record,) = [record for record in caplog.records if "old secrets" in record.message]
+        assert "not TOML" in record.__dict__["why"]
+        assert node.invoke("f", x="").y.text() == SECRET[::-1]
 
 
 def test_a_node_without_the_file_says_which_secret_is_missing(tmp_path: Path) -> None:
