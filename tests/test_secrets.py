@@ -47,6 +47,8 @@ def test_values_come_from_text_files_and_the_environment(
     ("text", "said"),
     [
         ("[default", "not TOML"),
+        ("[default]\na = " + "[" * 5000, "not TOML"),
+        ('[default]\na = { file = "/a\\u0000b" }', "NUL"),
         ('a = "secretvalue"', "not a table"),
         ("[default]\na = 12345678", "not a value"),
         ('[default]\n"a b" = "secretvalue"', "identifier"),

@@ -43,7 +43,7 @@ def read_secrets(path: Path) -> Secrets:
     """
     try:
         table = tomllib.loads(_private_bytes(path, str(path)).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError):
         raise InvalidInput(str(path), "the file of secrets is not TOML") from None
     found: dict[str, dict[str, bytes]] = {}
     for tenant, values in table.items():
@@ -93,3 +93,5 @@ def _private_bytes(path: Path, where: str) -> bytes:
             return file.read(16 * VALUE_LIMIT_BYTES)
     except OSError as error:
         raise InvalidInput(where, f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        raise InvalidInput(where, "the path of the file has a NUL") from None
