@@ -15,7 +15,6 @@ import msgspec
 from dandelion.catalog import Catalog, CompositionRecord, with_uses
 from dandelion.dataflow.graph import Composition
 from dandelion.dataflow.language import parse
-from dandelion.dataflow.validate import validate
 from dandelion.dispatcher.plan import CompositionPlan, Target, compile_composition, direct_plan
 from dandelion.errors import (
     BackendUnavailable,
@@ -28,7 +27,7 @@ from dandelion.errors import (
 from dandelion.function import FunctionSpec, Limits, digest_of
 from dandelion.fusion import Found, Whole, whole
 from dandelion.node.fuser import Fuser
-from dandelion.registration.compositions import NESTING_LIMIT, signature_of, too_deep
+from dandelion.registration.compositions import NESTING_LIMIT, misfit, too_deep
 
 PREPARED_LIMIT = 1024
 """Compositions of one tenant that are kept without being registered."""
@@ -209,10 +208,10 @@ class Library:
         composition = next((c for c in module.compositions if c.name == record.name), None)
         if composition is None:
             raise InternalError(f"the text of composition '{record.name}' does not define it")
-        problems = validate(module, lambda name: signature_of(self.find(name)))
-        if problems:
+        problem = misfit(module, self.find)
+        if problem is not None:
             message = f"version {record.version} does not fit the newest versions of what it uses"
-            raise Conflict("composition", record.name, f"{message}: {problems[0]}")
+            raise Conflict("composition", record.name, f"{message}: {problem}")
         return composition
 
     def _compiled(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import msgspec
 import networkx as nx
@@ -20,6 +21,9 @@ TEXT_LIMIT_BYTES = 128 * 1024
 """Limit of one composition text: some thousands of applications, a second or two of parsing."""
 NESTING_LIMIT = 100
 """How many compositions may be inside of each other. A failure names each of them."""
+
+Find: TypeAlias = Callable[[str], FunctionSpec | CompositionRecord | None]
+"""Gives the function or composition of a name."""
 
 
 class CompositionChecks:
@@ -76,7 +80,7 @@ class CompositionChecks:
 
             graph = self._uses_with(module)
             problems = [
-                *self._static_problems(module, functions),
+                *_static_problems(module, lambda name: functions.get(name) or self.find(name)),
                 *self._recursion_problems(module, graph),
             ]
             if not problems:
@@ -102,31 +106,13 @@ class CompositionChecks:
     ) -> Callable[[str], FunctionSignature | None]:
         def known(name: str) -> FunctionSignature | None:
             found = functions.get(name) or self.find(name)
-            return None if found is None else signature_of(found)
+            return None if found is None else _signature_of(found)
 
         return known
 
     def find(self, name: str) -> FunctionSpec | CompositionRecord | None:
         """Find what is registered, or of the platform."""
         return self._platform.get(name) or self._catalog.find_callable(name)
-
-    def _static_problems(
-        self, module: CompositionModule, functions: Mapping[str, FunctionSpec]
-    ) -> Iterator[Problem]:
-        for composition in module.compositions:
-            for application in composition.applications:
-                callee = functions.get(application.function) or self.find(application.function)
-                static = callee.fixed if isinstance(callee, FunctionSpec) else ()
-                for binding in application.bindings:
-                    if binding.parameter in static:
-                        yield Problem(
-                            "static-set",
-                            f"set '{binding.parameter}' of function '{application.function}' is "
-                            "fixed at registration and cannot be bound",
-                            str(binding.place),
-                            binding.place.line,
-                            binding.place.column,
-                        )
 
     def _uses_with(self, module: CompositionModule) -> nx.DiGraph[str]:
         """Return which names apply which, once a module is registered."""
@@ -216,12 +202,36 @@ class CompositionChecks:
         if changed.keys().isdisjoint((record.name, *record.uses)):
             return None
 
-        def known(name: str) -> FunctionSignature | None:
-            found = changed.get(name) or self.find(name)
-            return None if found is None else signature_of(found)
+        module = parse(record.text, record.name)
+        return misfit(module, lambda name: changed.get(name) or self.find(name))
 
-        problems = validate(parse(record.text, record.name), known)
-        return problems[0] if problems else None
+
+def misfit(module: CompositionModule, find: Find) -> Problem | None:
+    """Tell why a checked composition does not fit what it uses now; None if it does."""
+
+    def known(name: str) -> FunctionSignature | None:
+        found = find(name)
+        return None if found is None else _signature_of(found)
+
+    problems = validate(module, known) or [*_static_problems(module, find)]
+    return problems[0] if problems else None
+
+
+def _static_problems(module: CompositionModule, find: Find) -> Iterator[Problem]:
+    for composition in module.compositions:
+        for application in composition.applications:
+            callee = find(application.function)
+            static = callee.fixed if isinstance(callee, FunctionSpec) else ()
+            for binding in application.bindings:
+                if binding.parameter in static:
+                    yield Problem(
+                        "static-set",
+                        f"set '{binding.parameter}' of function '{application.function}' is "
+                        "fixed at registration and cannot be bound",
+                        str(binding.place),
+                        binding.place.line,
+                        binding.place.column,
+                    )
 
 
 def _check_nesting(graph: nx.DiGraph[str], names: Container[str]) -> None:
@@ -249,7 +259,7 @@ def too_deep(name: str, levels: int) -> InvalidInput:
     return InvalidInput(f"composition '{name}'", message)
 
 
-def signature_of(found: FunctionSpec | CompositionRecord) -> FunctionSignature:
+def _signature_of(found: FunctionSpec | CompositionRecord) -> FunctionSignature:
     """Return the names of the sets of a function or composition."""
     if isinstance(found, FunctionSpec):
         return FunctionSignature(found.name, found.input_names, found.output_names)

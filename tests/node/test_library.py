@@ -136,6 +136,21 @@ def test_a_version_that_compositions_need_is_not_removed(versions: Node, user: s
         versions.invoke("C", x="1", z="2")
 
 
+def test_a_set_that_compositions_bind_does_not_become_static(versions: Node) -> None:
+    register_versions(
+        versions, "composition C(x, z) => (y) { w(x = all x, z = all z) => (y = r); }"
+    )
+    static = {"z": {"z": b"3"}}
+    fixed = python_function(TWO, name="w", inputs=["x", "z"], outputs=["r", "e"], static=static)
+    with pytest.raises(Conflict, match=r"'C': the new version of w breaks it.*'z' of function 'w'"):
+        versions.register(fixed)
+    assert versions.invoke("C", x="1", z="2").y.text() == "12"
+    versions.register(fixed, "composition C(x, z) => (y) { w(x = all x) => (y = r); }")
+    assert versions.invoke("C", x="1", z="2").y.text() == "13"
+    with pytest.raises(Conflict, match="'z' of function 'w' is fixed at registration"):
+        versions.invoke_sets("C", {"x": "1", "z": "2"}, version=version_of(versions, "C") - 1)
+
+
 def test_what_changed_together_is_removed_together(versions: Node) -> None:
     register_versions(versions, "composition C(x) => (y) { w(x = all x, z = all x) => (y = r); }")
     versions.remove(CompositionRecord, "C")
