@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 import networkx as nx
 
-from dandelion.catalog import Catalog, CompositionRecord, Removal, kind_of
+from dandelion.catalog import Catalog, CompositionRecord, LibraryRecord, Removal, kind_of
 from dandelion.dataflow.excerpt import in_texts, with_excerpts
 from dandelion.dataflow.graph import Composition, CompositionModule, Declaration
 from dandelion.dataflow.language import parse
@@ -166,21 +166,20 @@ class CompositionChecks:
         """
         gone = {(one.kind, one.name, one.version) for one in removals}
         newest: dict[str, FunctionSpec | CompositionRecord] = {}
-        for _, name, _ in gone:
-            now = self._catalog.find_callable(name)
-            if now is None:
+        stay: dict[str, CompositionRecord] = {}
+        for now in self._catalog.records():
+            if isinstance(now, LibraryRecord):
                 continue
-            kind = kind_of(now)
+            kind, name = kind_of(now), now.name
             versions = self._catalog.versions(type(now), name)
             left = [v for v in versions if gone.isdisjoint({(kind, name, v), (kind, name, None)})]
-            older = self._catalog.find_callable(name, left[-1]) if left else None
-            if older is not None and older.version != now.version:
-                newest[name] = older
+            after = self._catalog.find_callable(name, left[-1]) if left else None
+            if after is not None and after.version != now.version:
+                newest[name] = after
+            if isinstance(after, CompositionRecord):
+                stay[name] = after
         graph: nx.DiGraph[str] = nx.DiGraph()
-        for record in self._catalog.records():
-            stays = newest.get(record.name, record)
-            if not isinstance(stays, CompositionRecord):
-                continue
+        for stays in stay.values():
             graph.add_edges_from((stays.name, used) for used in stays.uses)
             problem = self._misfit(stays, newest)
             if problem is not None:
@@ -201,7 +200,6 @@ class CompositionChecks:
         """Tell why a composition does not fit a change of itself or what it uses."""
         if changed.keys().isdisjoint((record.name, *record.uses)):
             return None
-
         module = parse(record.text, record.name)
         return misfit(module, lambda name: changed.get(name) or self.find(name))
 

@@ -170,6 +170,12 @@ def test_what_changed_together_is_removed_together(versions: Node) -> None:
     removed = versions.remove_together([newest, user])
     assert [(r.name, r.version) for r in removed] == [(o.name, o.version) for o in (newest, user)]
     assert versions.invoke("C", x="1").y.text() == "1"
+    register_versions(versions, USERS[0])
+    newest = Removal("function", "w", version_of(versions, "w"))
+    versions.remove_together([newest, Removal("composition", "C")])  # with all who used it
+    assert [(r.name, r.version) for r in versions.catalog.records()] == [
+        ("w", (newest.version or 0) - 1)
+    ]
 
 
 def test_no_removal_makes_a_composition_apply_itself(versions: Node) -> None:
