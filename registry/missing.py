@@ -24,11 +24,12 @@ def missing(
         A clause for each missing thing, with the record that needs it.
     """
     callables = {r.name for r in records if kind_of(r) != "library"}
+    known = {name for kind, name in counted if kind != "library"}  # not functions of the platform
     for record in sorted(records, key=lambda r: (*slot_of(r), r.version)):
         this = f"{kind_of(record)} '{_shown(record.name)}' version {record.version}"
         if isinstance(record, CompositionRecord):
             for name in record.uses:
-                if name not in callables:
+                if name in known - callables:
                     yield f"{this} uses '{_shown(name)}', which has no version"
         for digest in sorted(used_blobs([record])):
             if not has_blob(digest):

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,9 +21,10 @@ from dandelion.cli.loading import load_program
 from dandelion.cli.main import main
 from dandelion.cli.sources import ProgramFailed, read_sources
 from dandelion.documents import RegistrationDocument
-from dandelion.errors import from_record
+from dandelion.errors import Unknown, from_record
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
+from dandelion.testing import wait_until
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -388,6 +390,44 @@ def test_dev_reloads_and_shows_what_happens(app: Path) -> None:
             assert "ApplicationFailed" in dev.until("ApplicationFailed")
     finally:
         assert dev.end() == 0
+
+
+def test_an_edit_while_a_file_is_loaded_is_not_lost(app: Path) -> None:
+    text = app.read_text()
+    app.write_text(text + "import time\n\ntime.sleep(1.5)\n")
+    dev = Development(app)
+    try:
+        time.sleep(0.7)  # it has been read by now, and not been registered
+        app.write_text(text.replace(".lower()", ""))
+        with Client(dev.url) as client:
+            wait_until(lambda: counts(client) == {"a": 1, "A": 1})
+    finally:
+        assert dev.end() == 0
+
+
+def counts(client: Client) -> object:
+    try:
+        return client.invoke("word_count", pages="a A").words.json()
+    except Unknown:
+        return None
+
+
+def test_dev_goes_on_after_a_file_that_never_ends(app: Path) -> None:
+    text = app.read_text()
+    dev = Development(app)
+    try:
+        dev.until("registered count 1")
+        app.write_text(text + "while True: pass\n")
+        with Client(dev.url) as client:
+            time.sleep(1.0)
+            assert counts(client) == {"a": 2}
+            dev.until("word_count ok")
+            app.write_text(text.replace(".lower()", ""))
+            wait_until(lambda: counts(client) == {"a": 1, "A": 1})
+            app.write_text(text + "while True: pass\n")
+            time.sleep(1.0)
+    finally:
+        assert dev.end() == 0, "also while one is loaded"
 
 
 def test_dev_removes_what_the_file_no_longer_defines(app: Path) -> None:

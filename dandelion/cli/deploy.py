@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from dandelion.catalog import Removal
-from dandelion.cli.connection import connect
+from dandelion.cli.connection import connect, token_of
 from dandelion.cli.loading import load_program
 from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments
@@ -21,8 +21,10 @@ from dandelion.cli.sources import read_sources
 from dandelion.documents import PlannedChange, RegistrationDocument
 from dandelion.errors import Conflict, InvalidInput
 from dandelion.frontend.client import Client
+from dandelion.function import digest_of
 
 STATE = ".dandelion-deployed.json"
+_TOKEN_DIGITS = 12
 
 
 class _Deployed(msgspec.Struct):
@@ -31,11 +33,13 @@ class _Deployed(msgspec.Struct):
     Attributes:
         file: its name; it is beside the file with this record, or is that folder (empty).
         url: of the node.
+        token: the beginning of the digest of the token, which stands for its tenant; empty without.
         things: kind, name and version of each.
     """
 
     file: str
     url: str
+    token: str
     things: tuple[Removal, ...]
 
 
@@ -45,8 +49,10 @@ def run(arguments: Arguments, out: Output) -> int:
     state = (path if path.is_dir() else path.parent) / STATE
     with connect(arguments) as client:
         others = _read(state)
-        file = "" if path.is_dir() else path.name
-        last = next((d for d in others if (d.file, d.url) == (file, client.url)), None)
+        token = token_of(arguments)
+        digest = "" if token is None else digest_of(token.encode())[:_TOKEN_DIGITS]
+        place = "" if path.is_dir() else path.name, client.url, digest
+        last = next((d for d in others if (d.file, d.url, d.token) == place), None)
         if last is not None:
             others.remove(last)
         if arguments.undo:
@@ -68,7 +74,7 @@ def run(arguments: Arguments, out: Output) -> int:
         registered = client.register(document, progress=True)
     names = {(change.kind, change.name) for change in changed}
     things = [Removal(r.kind, r.name, r.version) for r in registered if (r.kind, r.name) in names]
-    _write(state, [*others, _Deployed(file, client.url, tuple(things))])
+    _write(state, [*others, _Deployed(*place, tuple(things))])
     if out.as_json:
         out.document({"changes": changes, "registered": registered})
     else:
@@ -110,7 +116,8 @@ def _write(state: Path, found: list[_Deployed]) -> None:
 def _undo(client: Client, last: _Deployed | None, out: Output) -> None:
     if last is None:
         message = f"nothing is left that was deployed to {client.url}"
-        hint = "it takes back the last 'dandelion deploy' of this file once; check FILE and --url"
+        hint = "it takes back the last 'dandelion deploy' of this file once"
+        hint += "; check FILE, --url and the token"
         raise WrongUsage("--undo", message, hint)
     present = {(entry.kind, entry.name): entry.version for entry in client.list()}
     for one in last.things:

@@ -7,6 +7,8 @@ its own for each change, so a mistake in it, even an endless loop, does not harm
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -18,20 +20,23 @@ import uvloop
 from dandelion.activity import ActivityQuery, InvocationSummary
 from dandelion.call_logs import LogLine, shown
 from dandelion.catalog import KINDS, Removal
-from dandelion.cli.loading import load_program
+from dandelion.cli.loading import Loading
 from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
 from dandelion.cli.run import split_target
 from dandelion.cli.settings import load_settings
 from dandelion.cli.sources import ProgramFailed
 from dandelion.cli.wheel_folder import wheel_flags
-from dandelion.documents import Registered
+from dandelion.documents import Registered, RegistrationDocument
 from dandelion.errors import Conflict, DandelionError
 from dandelion.frontend.listener import url_of
 from dandelion.frontend.server import serve
 from dandelion.node import Node
 
 LOOK_S = 0.25
+SLOW_S = 10.0
+_CLOCK_NS = 10_000_000
+"""How coarse the clock of a file system may be."""
 SHOWN = 20
 """Invocations that are shown at once; with more the rest is counted."""
 
@@ -81,29 +86,56 @@ class _Development:
         while True:
             if self._has_changed():
                 await self._load()
-            self._show_logs()
-            self._show_invocations()
+            self._show()
             await asyncio.sleep(LOOK_S)
 
     def _has_changed(self) -> bool:
         return not self._files or self._files != _versions(self._files)
 
     async def _load(self) -> None:
-        """Load and register the file; a failure leaves what was registered before."""
+        """Load and register the file; a failure leaves what was registered before.
+
+        Files that are changed while they are loaded count as changed after it.
+        """
         self._files = _versions(self._files or [str(self._path)])
+        began_ns = time.time_ns()
+        work = await self._loaded()
+        if work is None:  # the next look loads it again
+            return
         try:
-            document, files = await asyncio.to_thread(load_program, self._path)
-            self._files = _versions(files)
+            document, files = work.result()
+            self._files = _versions(files, began_ns)
             registered = await asyncio.to_thread(self._node.register, document)
         except DandelionError as error:
             if isinstance(error, ProgramFailed):
-                self._files = _versions({*self._files, *error.files})
+                self._files = _versions({*self._files, *error.files}, began_ns)
             self._out.line(f"{_clock()} {error}")
             self._out.line("         what was registered before stays")
             return
         names = ", ".join(f"{one.name} {one.version}" for one in registered)
         self._out.line(f"{_clock()} registered {names}")
         await self._remove_others(registered)
+
+    async def _loaded(self) -> asyncio.Task[tuple[RegistrationDocument, tuple[str, ...]]] | None:
+        """Load the file in its process. None if the file is changed meanwhile."""
+        loading = Loading(self._path)
+        work = asyncio.create_task(asyncio.to_thread(loading.result))
+        slow_s = time.monotonic() + SLOW_S
+        try:
+            while not (await asyncio.wait({work}, timeout=LOOK_S))[0]:
+                self._show()
+                if self._has_changed():
+                    break
+                if time.monotonic() > slow_s:
+                    slow_s = math.inf
+                    self._out.line(f"{_clock()} {self._path} is still being loaded")
+        finally:
+            loading.end()
+        if work.done():
+            return work
+        with contextlib.suppress(DandelionError):
+            await work
+        return None
 
     async def _remove_others(self, registered: Iterable[Registered]) -> None:
         """Remove what the file defined before; what something else uses stays until it does not."""
@@ -124,6 +156,10 @@ class _Development:
         names = {one.name for one in gone} - {one.name for one in defined}
         if names:
             self._out.line(f"         removed {', '.join(sorted(names))}")
+
+    def _show(self) -> None:
+        self._show_logs()
+        self._show_invocations()
 
     def _show_logs(self) -> None:
         page = self._node.logs(after=self._logged)
@@ -160,12 +196,15 @@ def _clock() -> str:
     return time.strftime("%H:%M:%S")
 
 
-def _versions(files: Iterable[str]) -> dict[str, int]:
-    """Give each file the time of its last change; 0 if it is missing."""
-    found = {}
+def _versions(files: Iterable[str], began_ns: int | None = None) -> dict[str, int]:
+    """Give each file the time of its last change; 0 if it is missing, or was changed since."""
+    now_ns, found = time.time_ns(), {}
     for file in files:
         try:
-            found[file] = Path(file).stat().st_mtime_ns
+            found[file] = changed_ns = Path(file).stat().st_mtime_ns
         except OSError:
             found[file] = 0
+            continue
+        if began_ns is not None and began_ns - _CLOCK_NS <= changed_ns <= now_ns:
+            found[file] = 0  # it may have been read before that
     return found

@@ -34,6 +34,52 @@ class Loaded(msgspec.Struct, frozen=True):
     error: ErrorRecord | None = None
 
 
+class Loading:
+    """The process that loads a file.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        OSError: no process can be started.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        read, write = os.pipe()
+        command = [sys.executable, "-m", "dandelion.cli.loading", str(path), str(write)]
+        self._answer = os.fdopen(read, "rb")
+        try:
+            self._process = subprocess.Popen(command, pass_fds=[write], env=environment())
+        except BaseException:
+            self._answer.close()
+            raise
+        finally:
+            os.close(write)
+
+    def end(self) -> None:
+        """End the process if it runs: `result`, in another thread, then raises."""
+        self._process.kill()
+
+    def result(self) -> tuple[RegistrationDocument, tuple[str, ...]]:
+        """Wait for the end of the process; see `load_program`. To be called once."""
+        with self._answer:
+            data = self._answer.read()
+        code = self._process.wait()
+        path = str(self._path)
+        if not data:
+            message = f"it ended its process with code {code}"
+            raise ProgramFailed(
+                path, f"{message}; expected a file that only defines things", (path,)
+            )
+        loaded = msgspec.msgpack.decode(data, type=Loaded)
+        if loaded.error is not None:
+            cause = from_record(loaded.error)
+            message = cause.message if isinstance(cause, ProgramFailed) else str(cause)
+            raise ProgramFailed(path, message, loaded.files)
+        return read_document(loaded.document, "application/msgpack"), loaded.files
+
+
 def load_program(path: Path) -> tuple[RegistrationDocument, tuple[str, ...]]:
     """Load a file in another process.
 
@@ -44,24 +90,11 @@ def load_program(path: Path) -> tuple[RegistrationDocument, tuple[str, ...]]:
         ProgramFailed: it cannot be loaded; it has the files too.
         InvalidInput: it describes nothing.
     """
-    read, write = os.pipe()
-    command = [sys.executable, "-m", "dandelion.cli.loading", str(path), str(write)]
-    with os.fdopen(read, "rb") as answer:
-        try:
-            process = subprocess.Popen(command, pass_fds=[write], env=environment())
-        finally:
-            os.close(write)
-        data = answer.read()
-        code = process.wait()
-    if not data:
-        message = f"it ended its process with code {code}; expected a file that only defines things"
-        raise ProgramFailed(str(path), message, (str(path),))
-    loaded = msgspec.msgpack.decode(data, type=Loaded)
-    if loaded.error is not None:
-        cause = from_record(loaded.error)
-        message = cause.message if isinstance(cause, ProgramFailed) else str(cause)
-        raise ProgramFailed(str(path), message, loaded.files)
-    return read_document(loaded.document, "application/msgpack"), loaded.files
+    loading = Loading(path)
+    try:
+        return loading.result()
+    finally:
+        loading.end()
 
 
 def main() -> int:

@@ -250,6 +250,15 @@ def test_missing_versions_are_named(used: Path, caplog: pytest.LogCaptureFixture
     assert "composition 'C' version 1 uses 'F'" in text
 
 
+def test_functions_of_the_platform_are_not_missing(
+    used: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(used) as catalog:
+        user = CompositionRecord("Fetch", "composition Fetch", (), (), uses=("HTTP", "F"))
+        catalog.register(Batch(compositions=[user]))
+    assert warned(used, caplog) == ""
+
+
 def test_missing_blobs_are_named(used: Path, caplog: pytest.LogCaptureFixture) -> None:
     digest = digest_of(b"first")
     (used / "blobs" / digest[:2] / digest[2:]).unlink()
