@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -276,6 +277,37 @@ def test_each_file_is_taken_back_by_itself(command: Command, app: Path, url: str
         assert (code, out.split(",")[0]) == (0, f"removed function {path.stem}")
     with Client(url) as client:
         assert [client.invoke(p.stem).result.json() for p in (one, two)] == [1, 1]
+
+
+def test_a_deployment_is_taken_back_with_its_token(command: Command, app: Path, url: str) -> None:
+    """The token stands for the tenant, who may have other functions of these names."""
+    app.write_text(NAMED.format(name="mine", value=1))
+    assert command("deploy", app, "--url", url, "--token", "a" * 40)[0] == 0
+    code, _, error = command("deploy", app, "--undo", "--url", url, "--token", "b" * 40)
+    assert code == 2
+    assert "check FILE, --url and the token" in error
+    assert command("deploy", app, "--undo", "--url", url, "--token", "a" * 40)[0] == 0
+    assert "a" * 40 not in (app.parent / ".dandelion-deployed.json").read_text()
+
+
+def test_deployments_at_the_same_time_are_all_noted(command: Command, app: Path, url: str) -> None:
+    paths = [app.parent / f"at_once_{number}.py" for number in range(6)]
+    for path in paths:
+        path.write_text(NAMED.format(name=path.stem, value=1))
+    arguments = [sys.executable, "-m", "dandelion", "deploy", "--url", url]
+    running = [subprocess.Popen([*arguments, path], stdout=subprocess.DEVNULL) for path in paths]
+    assert [process.wait(60) for process in running] == [0] * len(paths)
+    for path in paths:
+        assert command("deploy", path, "--undo", "--url", url)[0] == 0
+
+
+def test_commands_of_init_work_in_any_folder(command: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "with blanks; and 'quotes'"
+    code, out, _ = command("init", folder)
+    assert code == 0
+    lines = [line.partition("  # ")[0] for line in out.splitlines() if line.startswith("  ")]
+    named = [shlex.split(line)[2] for line in lines if "app.py" in line]
+    assert named == [str(folder / "app.py")] * 3
 
 
 def test_what_uses_each_other_is_taken_back_together(command: Command, app: Path, url: str) -> None:

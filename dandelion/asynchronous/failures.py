@@ -17,7 +17,8 @@ class NotEnded(DandelionError):
     blame = Blame.CALLER
 
     def __str__(self) -> str:
-        return f"invocation {self.id} is {self.state}; ask again, or wait with ?wait_s="
+        ways = "with ?wait_s=, timeout_s= or --wait"
+        return f"invocation {self.id} is {self.state}; ask again, or wait longer {ways}"
 
 
 @dataclass(eq=False)

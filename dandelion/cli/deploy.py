@@ -7,6 +7,9 @@ newer ones meanwhile.
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -40,7 +43,11 @@ class _Deployed(msgspec.Struct):
     file: str
     url: str
     token: str
-    things: tuple[Removal, ...]
+    things: tuple[Removal, ...] = ()
+
+    def replaces(self, other: _Deployed) -> bool:
+        """Tell whether both are of the same file, node and token."""
+        return (self.file, self.url, self.token) == (other.file, other.url, other.token)
 
 
 def run(arguments: Arguments, out: Output) -> int:
@@ -48,16 +55,13 @@ def run(arguments: Arguments, out: Output) -> int:
     (path,) = arguments.paths
     state = (path if path.is_dir() else path.parent) / STATE
     with connect(arguments) as client:
-        others = _read(state)
         token = token_of(arguments)
         digest = "" if token is None else digest_of(token.encode())[:_TOKEN_DIGITS]
-        place = "" if path.is_dir() else path.name, client.url, digest
-        last = next((d for d in others if (d.file, d.url, d.token) == place), None)
-        if last is not None:
-            others.remove(last)
+        this = _Deployed("" if path.is_dir() else path.name, client.url, digest)
+        deployed = _read(state)  # also before a deployment: it is refused if that is damaged
         if arguments.undo:
-            _undo(client, last, out)
-            _write(state, others)
+            _undo(client, next((d for d in deployed if d.replaces(this)), None), out)
+            _note(state, this)
             return 0
         document = _document(path)
         changes = client.compare(document)
@@ -73,12 +77,15 @@ def run(arguments: Arguments, out: Output) -> int:
             return 1
         registered = client.register(document, progress=True)
     names = {(change.kind, change.name) for change in changed}
-    things = [Removal(r.kind, r.name, r.version) for r in registered if (r.kind, r.name) in names]
-    _write(state, [*others, _Deployed(*place, tuple(things))])
+    this.things = tuple(
+        Removal(r.kind, r.name, r.version) for r in registered if (r.kind, r.name) in names
+    )
+    _note(state, this)
     if out.as_json:
         out.document({"changes": changes, "registered": registered})
     else:
-        out.line(f"deployed to {client.url}; 'dandelion deploy {path} --undo' takes it back")
+        undo = f"dandelion deploy {shlex.quote(str(path))} --undo"
+        out.line(f"deployed to {client.url}; {undo} takes it back")
     return 0
 
 
@@ -109,8 +116,19 @@ def _read(state: Path) -> list[_Deployed]:
         raise InvalidInput(str(state), f"it is damaged: {error}", hint) from None
 
 
-def _write(state: Path, found: list[_Deployed]) -> None:
-    state.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+def _note(state: Path, deployed: _Deployed) -> None:
+    """Note a deployment in place of the last one; without things there is none to take back."""
+    folder = os.open(state.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # another deployment may end now
+        found = [one for one in _read(state) if not one.replaces(deployed)]
+        if deployed.things:
+            found.append(deployed)
+        written = state.with_name(f"{state.name}.new")
+        written.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        written.replace(state)
+    finally:
+        os.close(folder)
 
 
 def _undo(client: Client, last: _Deployed | None, out: Output) -> None:

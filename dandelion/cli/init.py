@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments
 
@@ -132,10 +134,12 @@ def run(arguments: Arguments, out: Output) -> int:
     if out.as_json:
         out.document({"files": [str(folder / name) for name in files]})
         return 0
-    app = folder / "app.py"
-    out.line(f"{app} has two functions and a composition, {folder / 'test_app.py'} tests them.")
+    path = folder / "app.py"
+    out.line(f"{path} has two functions and a composition, {folder / 'test_app.py'} tests them.")
     out.line("")
-    wheels = f" --wheels {folder / 'wheels'}" if arguments.with_packages else ""
+    app, wheels = shlex.quote(str(path)), ""
+    if arguments.with_packages:
+        wheels = f" --wheels {shlex.quote(str(folder / 'wheels'))}"
     rows = [(f"dandelion wheels {app}", "download its packages")] if wheels else []
     rows += [
         (f"dandelion run {app} pages='one and one'", "run it once, without a node"),

@@ -125,6 +125,9 @@ def _replay(parser: VerbParser) -> None:
     parser.add_argument(
         "--deadline", type=float, metavar="SECONDS", help="deadline of the invocation"
     )
+    parser.add_argument(
+        "--tenant", default="default", help="whose secrets functions get; default %(default)s"
+    )
     add_wheels(parser)
 
 

@@ -30,8 +30,8 @@ def run(arguments: Arguments, out: Output) -> int:
         return 0 if same else 1
     changes = [read_sources(arguments.changes)] if arguments.changes else []
     backends = [*BACKENDS[:-1], arguments.backend or _GPU]
-    packages = load_settings(None, os.environ, wheel_flags(path, arguments.wheels))
-    again = replay(recording, changes, backends, arguments.deadline, packages)
+    here = load_settings(None, os.environ, wheel_flags(path, arguments.wheels))
+    again = replay(recording, changes, backends, arguments.deadline, here, arguments.tenant)
     found = differences(recording, again)
     _show(found, recording, again, out)
     return 1 if any(one.change is not Change.CODE for one in found) else 0

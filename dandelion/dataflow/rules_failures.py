@@ -29,8 +29,10 @@ def attempts_problems(application: Application, attempts: AttemptsClause) -> Ite
     if not _is_pause(attempts.backoff_s):
         message = f"'{application.function}' cannot be tried again after this pause"
         rule = f"0 to {PAUSE_LIMIT_S:g} seconds, in whole milliseconds"
-        given = attempts.backoff_s
-        said = "far more" if abs(given) >= _SHOWN_S and not math.isnan(given) else f"{given}"
+        given, short = attempts.backoff_s, f"{attempts.backoff_s:g}"
+        said = "far more" if abs(given) >= _SHOWN_S else short
+        if abs(given) < _SHOWN_S and float(short) != given:
+            said = str(given)
         yield problem("backoff-range", message, place, expected=rule, found=said)
     yield from _kind_problems(attempts.kinds, place)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dandelion.catalog import Catalog
 from dandelion.data import Bytes, Item, ItemSet, SetSpec
 from dandelion.driver import InstanceSets
+from dandelion.errors import CatalogCorrupt, Unknown
 from dandelion.function import (
     CodeObject,
     Digest,
@@ -66,9 +67,11 @@ class FunctionStore:
         code = {code.main for code in spec.code if code.main}
         own = _own_blobs(spec)
         code.update(digest for object_ in spec.code for digest in object_.files.values())
-        static_bytes = sum(Transfers.aligned(catalog.blob_bytes(digest)) for digest in constants)
+        static_bytes = sum(_aligned_bytes(catalog, digest) for digest in constants)
         code_bytes = sum(
-            Transfers.aligned(len(own[digest]) if digest in own else catalog.blob_bytes(digest))
+            Transfers.aligned(len(own[digest]))
+            if digest in own
+            else _aligned_bytes(catalog, digest)
             for digest in code
         )
         secret_bytes = PAGE_BYTES * len(spec.secrets)
@@ -79,17 +82,25 @@ class FunctionStore:
         """Load a function in all its formats.
 
         Raises:
-            CatalogCorrupt, Unknown: a blob is damaged or missing.
+            CatalogCorrupt: a blob is damaged or missing.
+            Unknown: the function was removed meanwhile.
             SecretMissing: the tenant does not have one of its secrets.
             ContextFull: it does not fit into the arena.
             InvalidFunction, BackendUnavailable, CapacityError: its packages are gone, and cannot be
                 prepared again.
         """
         spec, catalog = flow.spec, self._catalog(flow.tenant.name)
-        static = self._static(spec, catalog) | self._secret_sets(flow.tenant.name, spec)
-        return {
-            code.format: self._function(spec, code, catalog, static, flow) for code in _best(spec)
-        }
+        try:
+            static = self._static(spec, catalog) | self._secret_sets(flow.tenant.name, spec)
+            return {
+                code.format: self._function(spec, code, catalog, static, flow)
+                for code in _best(spec)
+            }
+        except Unknown as error:
+            if spec.version in catalog.versions(FunctionSpec, spec.name):
+                reason = f"{error}; register it again"
+                raise CatalogCorrupt(f"function '{spec.name}'", reason) from None
+            raise Unknown("function", spec.name, spec.version, hint="it was removed") from None
 
     def loaded(self, flow: Flow, code_format: str) -> Function:
         """Give a function that was loaded, or that has no code to be loaded."""
@@ -163,6 +174,11 @@ class FunctionStore:
 
 def _pages(size_bytes: int) -> int:
     return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def _aligned_bytes(catalog: Catalog, digest: Digest) -> int:
+    """Give what a blob takes; more than nothing if it is empty or missing, so that it is loaded."""
+    return Transfers.aligned(max(1, catalog.blob_bytes(digest)))
 
 
 def _own_blobs(spec: FunctionSpec) -> dict[Digest, bytes]:

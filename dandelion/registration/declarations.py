@@ -139,7 +139,10 @@ def _secret_problems(
             yield Problem("static-secret", f"set '{set_name}' is also static", where)
         elif name not in known:
             message = f"this tenant has no secret '{name}'"
-            listed = ", ".join(known) or "a secret of the file that the setting 'secrets' names"
+            listed = ", ".join(known) or (
+                "a secret of the file that the setting 'secrets' (DANDELION_SECRETS) names, in the "
+                "table of this tenant"
+            )
             yield Problem("unknown-secret", message, where, expected=listed,
                           nearest=nearest(name, known) or "")  # fmt: skip
     if document.cache:

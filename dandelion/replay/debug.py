@@ -61,7 +61,11 @@ def debug(
     )
     if document is None or code is None:
         hint = "other functions can be run again by a replay of the whole recording"
-        raise InvalidInput("--debug", f"'{call.function}' is not a Python function", hint)
+        raise InvalidInput("--debug-call", f"'{call.function}' is not a Python function", hint)
+    if document.secrets:
+        hint = "replay the whole recording, with the setting 'secrets' (DANDELION_SECRETS)"
+        message = f"'{call.function}' has secrets, which no recording has"
+        raise InvalidInput("--debug-call", message, hint)
     finders = sys.meta_path.copy()
     try:
         outputs = _outputs(recording, document, code, call, runner or pdb.Pdb().runcall)

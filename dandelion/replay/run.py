@@ -9,6 +9,7 @@ import msgspec
 
 from dandelion.documents import RegistrationDocument
 from dandelion.function import Limits
+from dandelion.namespaces import DEFAULT_TENANT
 from dandelion.node import Node
 from dandelion.recording.records import Recording, decode_recording
 from dandelion.replay.answers import RecordedDriver
@@ -24,7 +25,8 @@ def replay(
     changes: Sequence[RegistrationDocument] = (),
     backends: Sequence[str] = BACKENDS,
     deadline_s: float | None = None,
-    packages: Settings | None = None,
+    here: Settings | None = None,
+    tenant: str = DEFAULT_TENANT,
 ) -> Recording:
     """Run a recording again, without any I/O.
 
@@ -33,7 +35,9 @@ def replay(
         changes: other code: its functions and compositions replace those of the same name.
         backends: where compute functions run.
         deadline_s: of the invocation.
-        packages: settings with the source of Python packages; the recorded wheels are taken.
+        here: settings of this machine: the source of Python packages, of which the recorded wheels
+            are taken, and the file of secrets.
+        tenant: whose secrets functions get.
 
     Returns:
         The recording of the new run; see `dandelion.recording.compare`.
@@ -41,26 +45,28 @@ def replay(
     Raises:
         DandelionError: the code cannot be registered here, or no backend runs it.
     """
-    given = packages or Settings()
+    given = here or Settings()
     settings = Settings(
         backends=tuple(backends),
         keep_traces=0,
         packages_folder=given.packages_folder,
         packages_index=given.packages_index,
         packages_cache=given.packages_cache,
+        secrets=given.secrets,
         partitioning=recording.partitioning,
         **_largest([recording.document, *changes]),
     )
     with Node(settings, [RecordedDriver(recording)]) as node:
         node.wait_ready(_READY_S)
-        node.register(recording.document)
-        for document in changes:
-            node.register(document)
+        for document in (recording.document, *changes):
+            node.register(document, tenant=tenant)
         restored = [recording.restored(one) for one in recording.inputs]
         inputs = dict(zip(recording.input_names, restored, strict=True))
-        signature = node.signature(recording.name)
+        signature = node.signature(recording.name, tenant=tenant)
         sets = {spec.name: inputs.get(spec.name) for spec in signature.inputs}
-        return decode_recording(node.record(recording.name, sets, deadline_s=deadline_s))
+        return decode_recording(
+            node.record(recording.name, sets, deadline_s=deadline_s, tenant=tenant)
+        )
 
 
 def _largest(documents: Sequence[RegistrationDocument]) -> dict[str, Any]:

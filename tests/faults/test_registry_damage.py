@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from dandelion.registry import sqlite
 
+from dandelion import Node, Settings, python_function
 from dandelion.catalog import Batch, CompositionRecord, open_catalog
 from dandelion.errors import (
     CatalogCorrupt,
@@ -257,6 +258,25 @@ def test_functions_of_the_platform_are_not_missing(
         user = CompositionRecord("Fetch", "composition Fetch", (), (), uses=("HTTP", "F"))
         catalog.register(Batch(compositions=[user]))
     assert warned(used, caplog) == ""
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty"])
+def test_a_function_without_its_code_is_not_called(tmp_path: Path, damage: str) -> None:
+    text = "def f(x): return 'ok'"
+    written = python_function(text, name="f", inputs=["x"], outputs=["y"])
+    settings = Settings(catalog=f"sqlite:{tmp_path}", backends=("process",), engines={"process": 1})
+    with Node(settings) as node:
+        node.register(written)
+    (blob,) = (tmp_path / "blobs").glob("*/*")
+    if damage == "missing":
+        blob.unlink()
+    else:
+        blob.write_bytes(b"")
+    with Node(settings) as node:
+        with pytest.raises(CatalogCorrupt):
+            node.invoke("f", x="1")
+        node.register(written)
+        assert node.invoke("f", x="1").y.text() == "ok"
 
 
 def test_missing_blobs_are_named(used: Path, caplog: pytest.LogCaptureFixture) -> None:

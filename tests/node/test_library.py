@@ -6,11 +6,18 @@ import pytest
 
 from dandelion import python_function
 from dandelion.catalog import Batch, CompositionRecord, MemoryCatalog, Removal, kind_of
+from dandelion.data import Bytes
 from dandelion.dataflow.language import parse
 from dandelion.documents import CodeDocument, FunctionDocument
 from dandelion.driver import Hosting
-from dandelion.errors import ApplicationFailed, Conflict, InvalidComposition, InvalidInput
-from dandelion.function import Function, FunctionSpec
+from dandelion.errors import (
+    ApplicationFailed,
+    Conflict,
+    InvalidComposition,
+    InvalidInput,
+    Unknown,
+)
+from dandelion.function import Digest, Function, FunctionSpec
 from dandelion.node import Node, Settings
 from dandelion.node.library import Library
 from dandelion.registration.compositions import NESTING_LIMIT
@@ -192,6 +199,24 @@ def test_no_removal_makes_a_composition_apply_itself(versions: Node) -> None:
     versions.catalog.remove(CompositionRecord, "B", newest)
     with pytest.raises(Conflict, match="it applies itself"):
         versions.invoke("A", x="1")
+
+
+def test_a_function_that_is_removed_before_it_is_loaded_is_named(
+    versions: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "def early(x): return {'y': x.text()}"
+    (made,) = versions.register(python_function(code, name="early", inputs=["x"], outputs=["y"]))
+    read = MemoryCatalog.blob
+
+    def remove_first(catalog: MemoryCatalog, digest: Digest) -> Bytes:
+        monkeypatch.setattr(MemoryCatalog, "blob", read)
+        catalog.remove(FunctionSpec, "early")
+        return read(catalog, digest)
+
+    monkeypatch.setattr(MemoryCatalog, "blob", remove_first)
+    told = f"no function 'early' version {made.version}; it was removed"
+    with pytest.raises(Unknown, match=told):
+        versions.invoke("early", x="1")
 
 
 def test_nesting_is_limited(versions: Node) -> None:

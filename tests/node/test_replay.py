@@ -20,7 +20,7 @@ from dandelion import AsyncClient, Client
 from dandelion.cli.main import main
 from dandelion.data import ItemSet
 from dandelion.documents import RegistrationDocument, content, python_function
-from dandelion.errors import InvalidInput, NotRecorded, QuotaExceeded, Unknown
+from dandelion.errors import InvalidFunction, InvalidInput, NotRecorded, QuotaExceeded, Unknown
 from dandelion.frontend.problem import MissingRight
 from dandelion.frontend.server import BackgroundServer
 from dandelion.function import Limits
@@ -221,6 +221,29 @@ def test_a_replay_does_as_the_node_that_recorded() -> None:
     again = replay(made, backends=("process",))
     assert differences(made, again) == []
     assert again.document.functions[0].limits == limits
+
+
+def test_a_replay_takes_secrets_from_its_file(tmp_path: Path) -> None:
+    signed = python_function(
+        "def Sign(x, key): return {'y': str(len(x.text() + key.text()))}",
+        name="Sign",
+        inputs=("x", "key"),
+        outputs=("y",),
+        secrets={"key": "signing"},
+    )
+    file = tmp_path / "secrets.toml"
+    file.write_text('[acme]\nsigning = "secret"\n')
+    file.chmod(0o600)
+    here = Settings(backends=("process",), secrets=str(file))
+    with Node(here) as node:
+        node.register(signed, tenant="acme")
+        made = decode_recording(node.record("Sign", {"x": "a"}, tenant="acme"))
+    with pytest.raises(InvalidFunction, match=r"no secret 'signing'.*DANDELION_SECRETS"):
+        replay(made, backends=("process",))
+    again = replay(made, backends=("process",), here=here, tenant="acme")
+    assert differences(made, again) == []
+    with pytest.raises(InvalidInput, match="'Sign' has secrets, which no recording has"):
+        debug(made, find_call(made, "Sign"))
 
 
 @pytest.mark.parametrize(

@@ -316,10 +316,7 @@ class World:
 
     def record(self, composition: Composition) -> CompositionRecord:
         declarations = tuple(
-            Declaration(
-                s.name, tuple(n for n in s.input_names if n not in s.static), s.output_names
-            )
-            for s in self.functions
+            Declaration(s.name, s.input_names, s.output_names) for s in self.functions
         )
         if self.inner is not None and composition is not self.inner:
             inner = self.inner
