@@ -22,12 +22,15 @@ from dandelion.function import (
     Function,
     FunctionSpec,
     FusedFunction,
+    digest_of,
 )
 from dandelion.memory import SharedDomain, Transfers
 from dandelion.memory.context import PAGE_BYTES
 from dandelion.scheduler import Flow
 from dandelion.secrets import SecretStore
 from dandelion.set_values import checked
+
+_EMPTY = digest_of(b"")
 
 
 class FunctionStore:
@@ -177,8 +180,8 @@ def _pages(size_bytes: int) -> int:
 
 
 def _aligned_bytes(catalog: Catalog, digest: Digest) -> int:
-    """Give what a blob takes; more than nothing if it is empty or missing, so that it is loaded."""
-    return Transfers.aligned(max(1, catalog.blob_bytes(digest)))
+    """Give what a blob takes: more than nothing if it is missing, so that loading it says so."""
+    return 0 if digest == _EMPTY else Transfers.aligned(max(1, catalog.blob_bytes(digest)))
 
 
 def _own_blobs(spec: FunctionSpec) -> dict[Digest, bytes]:
