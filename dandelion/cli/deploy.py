@@ -85,7 +85,7 @@ def run(arguments: Arguments, out: Output) -> int:
         out.document({"changes": changes, "registered": registered})
     else:
         undo = f"dandelion deploy {shlex.quote(str(path))} --undo"
-        out.line(f"deployed to {client.url}; {undo} takes it back")
+        out.line(f"deployed to {client.url}; '{undo}' takes it back")
     return 0
 
 

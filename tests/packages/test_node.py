@@ -103,7 +103,7 @@ def test_over_http(node: dd.Node) -> None:
         assert record["code"][0]["packages"] == ["a"]
         assert list(record["code"][0]["wheels"]) == ["a-2.0-py3-none-any.whl"]
         recording = decode_recording(node.record("remote", {}))
-        again = replay(recording, backends=("process",), packages=node.settings)
+        again = replay(recording, backends=("process",), here=node.settings)
         assert differences(recording, again) == []
         assert again.document.functions[0].code[0].wheels == record["code"][0]["wheels"]
         with pytest.raises(InvalidFunction, match="nothing"):
