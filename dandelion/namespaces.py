@@ -186,21 +186,20 @@ class Namespace(Catalog):
         return self._all.blob_bytes(digest)
 
     def remove_together(self, removals: Sequence[Removal]) -> list[Record]:
-        qualified: dict[tuple[str, str], Removal] = {}
+        qualified = []
         for one in removals:
             kind = KINDS[one.kind]
             if _is_qualified(kind, one.name):
                 raise Unknown(one.kind, one.name, one.version)
-            qualified[one.kind, self._of(kind) + one.name] = one
+            qualified.append(Removal(one.kind, self._of(kind) + one.name, one.version))
         try:
-            removed = self._all.remove_together(
-                [Removal(kind, name, one.version) for (kind, name), one in qualified.items()]
-            )
+            removed = self._all.remove_together(qualified)
         except Unknown as error:
-            one = qualified[error.kind, error.name]
-            own = [r.name for r in self.records() if type(r) is KINDS[one.kind]]
-            close = nearest(one.name, own) if one.version is None else None
-            raise Unknown(one.kind, one.name, one.version, close, error.hint) from None
+            kind = KINDS[error.kind]
+            name = error.name.removeprefix(self._of(kind))
+            own = [record.name for record in self.records() if type(record) is kind]
+            close = nearest(name, own) if error.version is None else None
+            raise Unknown(error.kind, name, error.version, close, error.hint) from None
         except Conflict as error:
             raise self._plain_conflict(error) from None
         return [self._plain(record) for record in removed]

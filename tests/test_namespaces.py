@@ -13,7 +13,9 @@ from dandelion.catalog import (
     Catalog,
     CompositionRecord,
     LibraryRecord,
+    MemoryCatalog,
     Record,
+    Removal,
     open_catalog,
 )
 from dandelion.data import SetSpec
@@ -383,3 +385,18 @@ def test_plans_stay_when_others_register(catalog: Catalog) -> None:
     _registered(catalog, "two", "F", cache=True)
     assert libraries[0].plan("F") is before[0]
     assert libraries[1].plan("F") is not before[1]
+
+
+def test_versions_of_a_name_are_removed_together() -> None:
+    store = MemoryCatalog()
+    for tenant in (DEFAULT_TENANT, "acme"):
+        own = Namespace(store, tenant)
+        for number in range(3):
+            own.register(Batch([FunctionSpec("F", cache=number % 2 == 1)]))
+        removed = own.remove_together([Removal("function", "F", version) for version in (1, 2)])
+        assert [(record.name, record.version) for record in removed] == [("F", 1), ("F", 2)]
+        assert own.versions(FunctionSpec, "F") == [3]
+        with pytest.raises(Unknown) as caught:
+            own.remove_together([Removal("function", "F", 3), Removal("function", "G")])
+        assert (caught.value.name, caught.value.nearest) == ("G", None)
+        assert own.versions(FunctionSpec, "F") == [3]

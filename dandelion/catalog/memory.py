@@ -169,15 +169,12 @@ class MemoryCatalog(Catalog):
     def remove_together(self, removals: Sequence[Removal]) -> list[Record]:
         with self._lock:
             found = {(*slot_of(r), r.version): r for one in removals for r in self._named(one)}
-            stays = [
-                record
-                for slot, versions in self._records.items()
-                for version, record in versions.items()
-                if (*slot, version) not in found
-            ]
-            left = {slot_of(record) for record in stays}
-            for kind, name in dict.fromkeys(key[:2] for key in found):
-                if (kind, name) not in left:
+            counts = Counter(map(slot_of, found.values()))
+            gone = [slot for slot, count in counts.items() if count == len(self._records[slot])]
+            if gone:
+                everything = [r for versions in self._records.values() for r in versions.values()]
+                stays = [r for r in everything if (*slot_of(r), r.version) not in found]
+                for kind, name in gone:
                     check_unused(kind, name, stays)
             removed = list(found.values())
             self._erase(removed)

@@ -110,22 +110,17 @@ class CatalogueRoutes:
         """``DELETE /v1/{kind}/{name}``: all versions, or one."""
         request.expect_query(("version",))
         cls, name = self._target(request)
-        version = request.version
-        return await asyncio.to_thread(self._remove, request, cls, name, version)
+        removal = Removal(kind_of(cls), name, request.version)
+        return await asyncio.to_thread(self._remove, request, (removal,))
 
     async def remove_together(self, request: Request) -> Response:
         """``POST /v1/remove``: several records, all or nothing."""
         request.expect_query(())
         body = Body(request, self._node.acquire_async, REMOVALS_BYTES)
         removals = read_removals(await body.read())
-        return await asyncio.to_thread(self._removed, request, removals)
+        return await asyncio.to_thread(self._remove, request, removals)
 
-    def _remove(
-        self, request: Request, cls: type[Record], name: str, version: int | None
-    ) -> Response:
-        return self._removed(request, (Removal(kind_of(cls), name, version),))
-
-    def _removed(self, request: Request, removals: tuple[Removal, ...]) -> Response:
+    def _remove(self, request: Request, removals: tuple[Removal, ...]) -> Response:
         names = [entry(one.kind, one.name, one.version) for one in removals]
         with audited(Change(request, "remove", names)) as change:
             removed = self._node.remove_together(removals, tenant=request.grant.tenant)

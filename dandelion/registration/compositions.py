@@ -165,13 +165,16 @@ class CompositionChecks:
             Conflict: a registered composition would break.
         """
         gone = {(one.kind, one.name, one.version) for one in removals}
+        touched = {one.name for one in removals}
         newest: dict[str, FunctionSpec | CompositionRecord] = {}
         stay: dict[str, CompositionRecord] = {}
         for now in self._catalog.records():
             if isinstance(now, LibraryRecord):
                 continue
             kind, name = kind_of(now), now.name
-            versions = self._catalog.versions(type(now), name)
+            versions = [now.version]
+            if name in touched:
+                versions = self._catalog.versions(type(now), name)
             left = [v for v in versions if gone.isdisjoint({(kind, name, v), (kind, name, None)})]
             after = self._catalog.find_callable(name, left[-1]) if left else None
             if after is not None and after.version != now.version:
