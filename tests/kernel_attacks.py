@@ -136,8 +136,10 @@ _UNCHECKED = (
 _HOST = "import sys; from dandelion.backends.gpu import kernel_host as h;"
 _MAIN = "sys.exit(h.main(sys.argv[1:]))"
 _NO_WALL = """
+import os
 from pathlib import Path
 def give_up_rights(loaded, settings):
+    os.chdir(settings.folder)
     loaded.runtime.furnish(Path(settings.folder))
     return {}
 h.give_up_rights, h.lock = give_up_rights, lambda settings, engine, socket_fd: None

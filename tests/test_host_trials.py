@@ -42,7 +42,7 @@ from dandelion.memory import ArenaMap
 def play(settings, socket_fd, memory_fd):
     broker = request_channel(socket.socket(fileno=socket_fd))
     memory = ArenaMap(memory_fd, settings.memory_bytes)
-    threads = not settings.variables
+    threads = settings.threads
     START
     broker.send(Ready("opencl", "opencl:cpu", (), "", Capacity(1 << 24)))
     broker.send(Confined({"played": "yes"}))

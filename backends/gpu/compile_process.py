@@ -257,8 +257,8 @@ def _confine(job: Job, readable: Collection[str], furnish: Callable[[Path], obje
     folder = Path(job.folder)
     in_memory = lockdown.mount_memory(job.folder, FOLDER_BYTES, FOLDER_FILES)
     os.environ["TMPDIR"] = job.folder
-    furnish(folder)
     os.chdir(folder)
+    furnish(folder)
     was_root = os.geteuid() == 0
     if was_root:
         with contextlib.suppress(OSError):

@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dandelion.confinement import lockdown
@@ -94,8 +92,8 @@ class ConfinedEngine(Engine):
         self._closed = False
         self._folders = HostFolders()
         self._template = template or HostTemplate(options.backend, options.given, runtime)
-        self._without_threads = runtime.without_threads()
-        start = self._start_rival if self._without_threads else None
+        self._is_proven = False  # a host was confined, and has run a kernel then
+        start = self._start_rival if runtime.without_threads() else None
         self._trials = HostTrials(start, self._end, self._adopt, self._drop, trial_ns)
         try:
             self._ahead = HostsAhead(self._started, self._end)
@@ -239,6 +237,7 @@ class ConfinedEngine(Engine):
                 raise TimedOut(call.function.spec.name, "wall", call.limit_s)
             if time.monotonic() > end_s:
                 raise EngineDied(self.name, "a kernel host does not start")
+        self._is_proven = True
         call.start_deadline(time.monotonic_ns())
 
     def _has_room(self) -> bool:
@@ -247,14 +246,14 @@ class ConfinedEngine(Engine):
         return len(self._hosts) + tried < self._options.processes()
 
     def _start_rival(self) -> HostProcess:
-        return self._started(self._without_threads)
+        return self._started(threads=False)
 
     def _adopt(self, identity: str, host: HostProcess) -> None:
         """Make a host that of a function, which has another one."""
         self._end(self._hosts[identity])
         self._hosts[identity] = host
 
-    def _started(self, variables: Mapping[str, str] = MappingProxyType({})) -> HostProcess:
+    def _started(self, threads: bool = True) -> HostProcess:
         return HostProcess(
             self.name,
             self._template,
@@ -262,7 +261,8 @@ class ConfinedEngine(Engine):
             self._options.backend,
             self._resource,
             self._options.size("pool_bytes") or POOL_BYTES,
-            variables,
+            threads,
+            rehearse=not self._is_proven,
         )
 
     def _drop(self, identity: str) -> None:

@@ -16,6 +16,7 @@ from .host_runtime import HostRuntime
 from .host_template import HostTemplate
 from .options import GpuOptions
 from .sequential import SequentialEngine
+from .source import LoadedCode
 
 FAILOVER_POOL_BYTES = 1 << 30
 """Pool of an engine that replaces a lost one, until a call needs more."""
@@ -105,6 +106,20 @@ class GpuFactory(EngineFactory):
             kept_bytes=kept_bytes,
             shares_constants=shares,
         )
+
+    def open_ahead(self, resource: str, code: LoadedCode) -> None:
+        """Open a device for `sequential`, in this process or in one that is forked from it.
+
+        Args:
+            code: is compiled, which makes what is compiled later faster.
+
+        Raises:
+            BackendUnavailable, InvalidFunction: the device cannot be used.
+        """
+        device = self.device(resource)
+        device.open()
+        device.unload(device.load(code))
+        self._warm[resource] = device
 
     def runs_on_host(self, resource: str) -> bool:
         """Tell whether kernels run on the host's processors there; see `host_runtime`."""

@@ -37,7 +37,8 @@ class HostSettings(msgspec.Struct, frozen=True, array_like=True):
         folder: the place for its own files.
         memory_bytes: size of the file of memory.
         backend, resource: what it serves.
-        variables: of its environment, in which it differs from the template.
+        threads: kernels may be run by several threads; else by the one that launches them.
+        rehearse: run a kernel of ours before it says that it is confined.
     """
 
     parent: int
@@ -45,7 +46,8 @@ class HostSettings(msgspec.Struct, frozen=True, array_like=True):
     memory_bytes: int
     backend: str
     resource: str
-    variables: dict[str, str] = {}
+    threads: bool = True
+    rehearse: bool = True
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True, tag="fork"):

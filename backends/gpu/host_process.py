@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import msgspec
 
@@ -107,7 +106,7 @@ class HostProcess:
         folder: the place for its own files.
         backend, resource: what it serves.
         memory_bytes: for the buffers of a call.
-        variables: of its environment, in which it differs from the template.
+        threads, rehearse: see `HostSettings`.
 
     Raises:
         EngineDied: the template is gone.
@@ -127,7 +126,8 @@ class HostProcess:
         backend: str,
         resource: str,
         memory_bytes: int,
-        variables: Mapping[str, str] = MappingProxyType({}),
+        threads: bool = True,
+        rehearse: bool = True,
     ) -> None:
         self._name = name
         self.folder = folder
@@ -146,7 +146,8 @@ class HostProcess:
             self.memory.size_bytes,
             backend,
             resource,
-            dict(variables),
+            threads,
+            rehearse,
         )
         try:
             with theirs:

@@ -9,7 +9,23 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A device that is opened before the processes that use it are forked.
+
+    Attributes:
+        resources: the names by which engines call for it.
+        device: the name under which it is found now.
+        without_threads: the same of the device that runs kernels without threads; empty for none.
+    """
+
+    resources: frozenset[str]
+    device: str
+    without_threads: str
 
 
 class HostRuntime(abc.ABC):
@@ -38,12 +54,34 @@ class HostRuntime(abc.ABC):
             BackendUnavailable: they are missing.
         """
 
+    def ahead(self) -> Ahead | None:
+        """Let the device be opened in this process, to be used in processes forked from it.
+
+        Called after `load`, in an empty folder, which is not kept. The device can compile then,
+        but not run anything.
+
+        Returns:
+            What can be opened; None if these libraries cannot do that, which is no error.
+        """
+        return None
+
+    def forked(self, threads: bool) -> None:
+        """Start the threads of a device that was opened ahead, in a process that was forked.
+
+        Args:
+            threads: it is the device with threads that is used.
+
+        Raises:
+            OSError: there can be no further thread.
+        """
+
     @abc.abstractmethod
     def furnish(self, folder: Path) -> None:
         """Put into a folder what the libraries look for, and have them use it.
 
         Args:
-            folder: empty; the only place where the process will be able to write.
+            folder: empty; the working folder, and the only place where the process will be able
+                to write.
         """
 
     @abc.abstractmethod

@@ -4,12 +4,14 @@
 `.host_template`. A host serves an ordinary engine to its broker (`.confined`), in a file of memory
 that belongs to the two, and has nothing else. It gives up its rights in this order:
 
-1. the template has loaded the libraries, there is one thread;
+1. the template has loaded the libraries, and opened the device where it can be forked then (PoCL 3,
+   whose compiler is warm by that); there is one thread;
 2. a folder in memory becomes its own, where that is allowed; the host's network, IPC, user and
    capabilities are left; limits are set; Landlock leaves the libraries readable and the folder
    writable. Threads that start after this have no more;
-3. the device is opened (`Ready`), the linker replaced, and a kernel of our own compiled and run. Of
-   what this takes, six parts in seven are saved when a kernel of a user is compiled;
+3. the device is opened, or its threads are started (`Ready`), and the linker replaced. The first
+   host of a template, and one whose compiler is not warm, compiles and runs a kernel of our own. Of
+   what this takes with a cold compiler, six parts in seven are saved for a user's kernel;
 4. the system call filter is installed for all threads, and it says `Confined`.
 
 Only then does the broker send a function. What comes after may run any code that a user wrote.
@@ -17,8 +19,9 @@ Only then does the broker send a function. What comes after may run any code tha
 
 from __future__ import annotations
 
+import contextlib
 import os
-import resource
+import resource as limits
 import signal
 import socket
 import sys
@@ -40,13 +43,13 @@ from dandelion.function import CodeObject, Function, FunctionSpec, digest_of
 from dandelion.memory import ArenaMap, HeapDomain
 
 from .driver import GpuDriver
-from .host_folder import give_to_nobody
+from .host_folder import HostFolders, give_to_nobody
 from .host_messages import Confined, HostSettings, TemplateSettings
 from .host_policy import policy
-from .host_runtime import HostRuntime
+from .host_runtime import Ahead, HostRuntime
 from .host_template import serve
 from .sequential import SequentialEngine
-from .source import header
+from .source import CodeFormat, LoadedCode, with_header
 
 FOLDER_BYTES = 256 << 20
 """How much the compiler may keep at a time, where the folder lies in memory."""
@@ -65,11 +68,25 @@ class Loaded:
     Attributes:
         driver, runtime: of the device, which is not open.
         readable: files and folders that must stay readable.
+        ahead: the device that is open, if that is possible.
     """
 
     driver: GpuDriver
     runtime: HostRuntime
     readable: tuple[str, ...]
+    ahead: Ahead | None
+
+    def resource(self, settings: HostSettings) -> str:
+        """Give the name of the device of a host.
+
+        Raises:
+            BackendUnavailable: there is no such device.
+        """
+        if self.ahead is None:
+            return settings.resource
+        if settings.resource not in self.ahead.resources:
+            raise BackendUnavailable(settings.backend, f"no device '{settings.resource}'")
+        return self.ahead.device if settings.threads else self.ahead.without_threads
 
 
 def main(arguments: list[str]) -> int:
@@ -100,11 +117,21 @@ def load(settings: TemplateSettings) -> Loaded:
     runtime = driver.factory().host_runtime()
     assert runtime is not None
     driver.planner().demand(*rehearsal())  # what reading and planning import
-    header()
     readable = runtime.load()
+    _check_threads(settings.backend)
+    with contextlib.closing(HostFolders()) as folders:
+        os.chdir(folders.make())
+        ahead = runtime.ahead()
+        if ahead is not None:
+            driver.factory().open_ahead(ahead.device, _rehearsed_code())
+            _check_threads(settings.backend)
+        os.chdir("/")
+    return Loaded(driver, runtime, readable, ahead)
+
+
+def _check_threads(backend: str) -> None:
     if len(os.listdir("/proc/self/task")) > 1:
-        raise BackendUnavailable(settings.backend, "its library starts threads when it is loaded")
-    return Loaded(driver, runtime, readable)
+        raise BackendUnavailable(backend, "its library starts threads when it is loaded")
 
 
 def be_host(
@@ -118,12 +145,16 @@ def be_host(
             if isinstance(loaded, DandelionError):
                 raise loaded
             driver, runtime = loaded.driver, loaded.runtime
-            os.environ.update(settings.variables)
+            resource = loaded.resource(settings)
+            if not settings.threads:
+                os.environ.update(runtime.without_threads())
             facts = give_up_rights(loaded, settings)
-            engine = driver.factory().sequential(settings.resource, settings.memory_bytes)
+            runtime.forked(settings.threads)
+            engine = driver.factory().sequential(resource, settings.memory_bytes)
             broker.send(Ready(driver.name, engine.name, (), "", engine.capacity))
             facts |= runtime.opened()
-            rehearse(engine)
+            if settings.rehearse or loaded.ahead is None or not settings.threads:
+                rehearse(engine)
             lock(settings, engine, socket_fd)
             facts["seccomp"] = "allow-list; no sockets, programs, processes, threads or signals"
             broker.send(Confined(facts))
@@ -149,8 +180,8 @@ def give_up_rights(loaded: Loaded, settings: HostSettings) -> dict[str, str]:
     facts = {"memory": "a file of its own for each function; the arena is not mapped"}
     in_memory = lockdown.mount_memory(str(folder), FOLDER_BYTES, FOLDER_FILES)
     where = f"in memory, {FOLDER_BYTES >> 20} MiB" if in_memory else "on disk, without a bound"
-    loaded.runtime.furnish(folder)
     os.chdir(folder)
+    loaded.runtime.furnish(folder)
     was_root = os.geteuid() == 0
     if was_root:
         give_to_nobody(folder)
@@ -174,8 +205,8 @@ def give_up_rights(loaded: Loaded, settings: HostSettings) -> dict[str, str]:
         raise EngineDied(settings.backend, "the template of kernel hosts ended")
     libc.prctl(libc.PR_SET_DUMPABLE, 0)
     lockdown.limit_resources()
-    lockdown.limit(resource.RLIMIT_FSIZE, FILE_BYTES)
-    lockdown.limit(resource.RLIMIT_NOFILE, _DESCRIPTORS)
+    lockdown.limit(limits.RLIMIT_FSIZE, FILE_BYTES)
+    lockdown.limit(limits.RLIMIT_NOFILE, _DESCRIPTORS)
     abi = lockdown.restrict_files(loaded.readable, [folder])
     if abi < _LEAST_LANDLOCK:
         raise BackendUnavailable(
@@ -199,7 +230,7 @@ def lock(settings: HostSettings, engine: SequentialEngine, socket_fd: int) -> No
         BackendUnavailable: this kernel has no filters.
     """
     bound = engine.capacity.device_bytes + settings.memory_bytes + DATA_BYTES
-    lockdown.limit(resource.RLIMIT_DATA, bound)
+    lockdown.limit(limits.RLIMIT_DATA, bound)
     lockdown.limit_processes()
     try:
         seccomp.install(native(settings.backend), policy(socket_fd))
@@ -241,6 +272,11 @@ def rehearse(engine: SequentialEngine) -> None:
         raise BackendUnavailable(name, f"no kernel runs: {error}") from error
     engine.clean_up()
     engine.forget(function)
+
+
+def _rehearsed_code() -> LoadedCode:
+    whole = with_header(_SOURCE.decode(), "rehearse.c").encode()
+    return LoadedCode("rehearse.c", CodeFormat.PORTABLE, whole, digest_of(whole))
 
 
 def rehearsal() -> tuple[Function, InstanceSets]:

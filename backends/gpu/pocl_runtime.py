@@ -12,10 +12,16 @@ from pathlib import Path
 from dandelion.errors import BackendUnavailable
 
 from . import pocl, pocl_spawn
-from .host_runtime import HostRuntime
+from .host_runtime import Ahead, HostRuntime
+from .pocl_threads import Postponed
 
-_DEVICES = "POCL_DEVICES"
+_DEVICES, _CACHE_FOLDER = "POCL_DEVICES", "POCL_CACHE_DIR"
 _WITHOUT_THREADS = "basic cpu-minimal"  # the same device, by its name before and since PoCL 4
+_KNOWN = " PoCL 3."
+"""Of these versions it is known how they start threads. Since version 6, opening needs answers of
+the threads."""
+_BOTH = "pthread basic"
+_CACHE = "cache"  # in the working folder, wherever that is
 _PASSED = ("POCL_", "OCL_ICD_", "OPENCL_", "LD_LIBRARY_PATH")
 _FACTS = ("/proc/cpuinfo", "/sys/devices/system/cpu", "/sys/devices/system/node")
 _LATE = ("pyopencl.array", "pyopencl.cache", "pyopencl.invoker", "pyopencl.tools", "tempfile")
@@ -29,6 +35,7 @@ class PoclRuntime(HostRuntime):
     def __init__(self, threads: int = 0) -> None:
         self._threads = threads
         self._linker: pocl_spawn.Linker | None = None
+        self._postponed: Postponed | None = None
         self._machine = b""
 
     def environment(self) -> dict[str, str]:
@@ -58,12 +65,30 @@ class PoclRuntime(HostRuntime):
             + _FACTS
         )
 
+    def ahead(self) -> Ahead | None:
+        cl = pocl.binding()
+        platforms = cl.get_platforms()
+        if _DEVICES in os.environ or len(platforms) != 1 or _KNOWN not in platforms[0].version:
+            return None
+        postponed = Postponed()
+        if not postponed.install():
+            return None
+        os.environ.update({_DEVICES: _BOTH, _CACHE_FOLDER: _CACHE})
+        os.mkdir(_CACHE)
+        names = {d.name.partition("-")[0]: name for name, d in pocl.opencl_devices(cl).items()}
+        self._postponed, self._machine = postponed, b""
+        return Ahead(frozenset({"", "0", "cpu"}), names["pthread"], names["basic"])
+
+    def forked(self, threads: bool) -> None:
+        if self._postponed is not None and threads:
+            self._postponed.begin()
+
     def furnish(self, folder: Path) -> None:
-        programs, cache = folder / "bin", folder / "cache"
+        programs, cache = folder / "bin", folder / _CACHE
         programs.mkdir()
         cache.mkdir()
         (programs / "ld").touch(mode=0o700)  # looked for, and never started
-        os.environ.update(PATH=str(programs), POCL_CACHE_DIR=str(cache))
+        os.environ.update({"PATH": str(programs), _CACHE_FOLDER: _CACHE})
         if self._machine:
             machine = folder / "machine.xml"
             machine.write_bytes(self._machine)
