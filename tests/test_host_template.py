@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from dandelion.backends.gpu import pocl
+from dandelion.backends.gpu.confined import ConfinedEngine
 from dandelion.backends.gpu.host_memory import HostMemory
 from dandelion.backends.gpu.host_template import HostChild, HostTemplate
 from dandelion.backends.opencl import OpenClDriver, OpenClFactory
@@ -175,6 +176,34 @@ def test_what_cannot_be_loaded_makes_the_backend_unavailable() -> None:
     command = (sys.executable, "-P", "-c", MISSING)
     with pytest.raises(BackendUnavailable, match="a library of the test"), attacker(command):
         pass
+
+
+# --- the device opened before hosts are forked ---------------------------------------------
+
+
+def test_hosts_have_the_threads_that_the_template_has_not(confined: Attacker) -> None:
+    confined.attack([("getpid",)])
+    threads = len(list(Path(f"/proc/{confined.pid()}/task").iterdir()))
+    assert threads > 1  # its own, and those of PoCL
+
+
+@pytest.mark.parametrize("device", ["basic", "pthread"])
+def test_a_device_that_cannot_be_opened_ahead_is_opened_in_the_hosts(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setenv("POCL_DEVICES", device)
+    with attacker(CONFINED) as who:
+        for number in range(3):
+            assert who.attack([("socket", 2, 1, 0)], wanted=function(f"Function{number}"))[0][0] < 0
+
+
+def test_a_device_of_another_name_is_not_there() -> None:
+    driver = OpenClDriver()
+    driver.configure({"pool_bytes": "16M"})
+    runtime = driver.factory().host_runtime()
+    assert runtime is not None
+    with pytest.raises(BackendUnavailable, match="no device 'cpu7'"):
+        ConfinedEngine(driver.options, runtime, "cpu7")
 
 
 # --- started before it is known whether it is needed ---------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -76,9 +77,15 @@ def planned(document: FunctionDocument, inputs: Mapping[str, np.ndarray[Any, Any
 
 
 def launch(document: FunctionDocument, **inputs: np.ndarray[Any, Any]) -> Launch:
-    (step,) = planned(document, inputs).steps
+    """The only launch, with the arguments that the call gives."""
+    made = planned(document, inputs)
+    (step,) = made.steps
     assert isinstance(step, Launch)
-    return step
+    args = list(step.args)
+    for position, index in step.open_args:
+        open_argument = made.open_arguments[index]
+        args[position] = open_argument.packed(lambda name, at: int(inputs[name][at]))
+    return dataclasses.replace(step, args=tuple(args))
 
 
 def accesses(document: FunctionDocument) -> tuple[str, ...]:

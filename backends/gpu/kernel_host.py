@@ -117,13 +117,14 @@ def load(settings: TemplateSettings) -> Loaded:
     runtime = driver.factory().host_runtime()
     assert runtime is not None
     driver.planner().demand(*rehearsal())  # what reading and planning import
+    code = _rehearsed_code()  # reads `dandelion.h`, which hosts cannot
     readable = runtime.load()
     _check_threads(settings.backend)
     with contextlib.closing(HostFolders()) as folders:
         os.chdir(folders.make())
         ahead = runtime.ahead()
         if ahead is not None:
-            driver.factory().open_ahead(ahead.device, _rehearsed_code())
+            driver.factory().open_ahead(ahead.device, code)
             _check_threads(settings.backend)
         os.chdir("/")
     return Loaded(driver, runtime, readable, ahead)
