@@ -12,8 +12,9 @@ So the protocol here
 - closes a connection that sends more than `FRAMING_LIMIT_BYTES` without a byte of body in between:
   heads, interim responses, extensions, trailers, and data without a request under way.
 
-It uses private members of aiohttp: `_payload`, `_reading_paused` and `_pause_reading_for_buffer`.
-`tests/test_http_hostile.py` tests it against servers that do all of the above.
+It uses private members of aiohttp that all versions since 3.12 have: `_payload`, and
+`_reading_paused`, which says that the reader of a body is behind. `tests/test_http_hostile.py`
+tests it against servers that do all of the above.
 """
 
 from __future__ import annotations
@@ -41,13 +42,14 @@ class BoundedHandler(ResponseHandler):
 
     States: *open*, no data is pending and the socket is read; *pending*, the rest of a read is
     stored and the socket is not read. Then either `_go_on` is scheduled on the loop, or the reader
-    of the body must read first, after which aiohttp calls ``data_received(b"")``.
+    of the body must read first, after which aiohttp calls `resume_reading`.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
         self._pending = b""
         self._scheduled = False
+        self._held = False  # the socket is not read because of pending data
         self._piece_bytes = PIECE_BYTES
         self._framing_bytes = 0
         self._body_bytes = 0  # of the payload so far, at the last check
@@ -56,8 +58,6 @@ class BoundedHandler(ResponseHandler):
         """Take received data; empty when the parser may continue after a pause."""
         if not data:
             super().data_received(data)
-            if self._pending:
-                self._schedule()
         elif self._pending:
             self._pending += data
         elif len(data) <= PIECE_BYTES and not self._scheduled:
@@ -97,11 +97,18 @@ class BoundedHandler(ResponseHandler):
             return
         if position < len(data):
             self._pending = bytes(data[position:])
-            self._pause_reading_for_buffer()
+            self._hold()
             if not self._reading_paused:
                 self._schedule()
-        elif self._buffer_paused:
-            self._resume_reading_for_buffer()
+        elif self._held:
+            self._held = False
+            if not self._reading_paused and self.transport is not None:
+                self.transport.resume_reading()
+
+    def _hold(self) -> None:
+        self._held = True
+        if self.transport is not None:
+            self.transport.pause_reading()
 
     def _feed(self, piece: bytes) -> None:
         super().data_received(piece)
@@ -126,10 +133,18 @@ class BoundedHandler(ResponseHandler):
         if self.transport is not None:
             self.transport.abort()
 
-    def resume_reading(self, resume_parser: bool = True) -> None:
-        """Continue after a pause. The reader of a body calls this once for each chunk."""
-        if self._reading_paused:
-            super().resume_reading(resume_parser)
+    def resume_reading(self, *given: bool, **named: bool) -> None:
+        """Continue after a pause. The reader of a body calls this once for each chunk.
+
+        Args:
+            given, named: none, or of newer versions one, as given.
+        """
+        if not self._reading_paused:
+            return
+        super().resume_reading(*given, **named)
+        if self._pending and not self._reading_paused:
+            self._hold()
+            self._schedule()
 
     def set_response_params(self, **parameters: object) -> None:
         """Begin a request, and reset the counts of the one before it."""
