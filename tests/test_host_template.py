@@ -114,7 +114,7 @@ def test_nothing_of_a_function_reaches_the_next_by_the_template(confined: Attack
 
 
 @AS_ROOT
-def test_the_template_has_one_thread_one_connection_and_no_device(confined: Attacker) -> None:
+def test_the_template_has_one_thread_and_one_connection(confined: Attacker) -> None:
     confined.attack([("getpid",)])
     place = Path(f"/proc/{confined.template}")
     assert len(list((place / "task").iterdir())) == 1
