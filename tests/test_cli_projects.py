@@ -501,3 +501,23 @@ def test_an_edit_counts_though_size_and_time_stay(
         _, out, error = command("run", f"{app}:said", "x=-", "--json")
         assert f"{word}-{end}" in out, error
     assert not list(tmp_path.rglob("*.pyc"))
+
+
+def test_run_starts_what_the_file_needs_only(
+    command: Command, app: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[str, ...]] = []
+    start = Node.__init__
+
+    def noting(self: Node, settings: Settings) -> None:
+        started.append(settings.backends)
+        start(self, settings)
+
+    monkeypatch.setattr(Node, "__init__", noting)
+    monkeypatch.delenv("DANDELION_BACKENDS")
+    assert command("run", app, "pages=One")[0] == 0
+    assert started == [("process", "http")]
+    code, _, error = command("run", app, "hello")
+    assert code == 2
+    assert "not SET=VALUE" in error
+    assert len(started) == 1  # that is known without a node

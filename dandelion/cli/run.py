@@ -17,6 +17,7 @@ from dandelion.cli.settings import load_settings
 from dandelion.cli.wheel_folder import wheel_flags
 from dandelion.data import ItemSet
 from dandelion.documents import RegistrationDocument
+from dandelion.driver import needed_backends
 from dandelion.errors import nearest
 from dandelion.frontend.client_protocol import request_body
 from dandelion.frontend.codecs import decode_msgpack
@@ -30,13 +31,17 @@ def run(arguments: Arguments, out: Output) -> int:
     path, name = split_target(arguments.source)
     document = _needed(load_program(path)[0], name)
     flags = {"catalog": ["memory:"], **wheel_flags(path, arguments.wheels)}
-    with Node(load_settings(None, os.environ, flags)) as node:
+    with explaining_json(arguments.sets):
+        given = read_sets(arguments.sets)
+    settings = load_settings(None, os.environ, flags)
+    backends = needed_backends(settings.backends, document.formats)
+    with Node(msgspec.structs.replace(settings, backends=backends)) as node:
         node.wait_ready(_READY_S)
         registered = [r.name for r in node.register(document) if r.kind != "library"]
         chosen = _chosen(name, registered, document)
         with explaining_json(arguments.sets):
             check_numbers(arguments.sets, lambda: node.signature(chosen).inputs)
-            sets = _declared_sets(node, chosen, read_sets(arguments.sets))
+            sets = _declared_sets(node, chosen, given)
             result = node.invoke_sets(chosen, sets, deadline_s=arguments.deadline)
         show_result(arguments, out, "", result.sets)
     return 0

@@ -127,6 +127,11 @@ class RegistrationDocument(
     libraries: dict[str, ContentLike] = {}
     compositions: tuple[str, ...] = ()
 
+    @property
+    def formats(self) -> frozenset[str]:
+        """Formats of the code objects of all functions."""
+        return frozenset(code.format for function in self.functions for code in function.code)
+
 
 class PlannedChange(msgspec.Struct, frozen=True):
     """What a registration would do to one name.

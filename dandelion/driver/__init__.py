@@ -3,7 +3,12 @@
 from dandelion.driver.checks import InstanceSets, check_inputs, check_outputs
 from dandelion.driver.contracts import Checker, DeviceSharing, Driver, EngineFactory, Planner
 from dandelion.driver.engine import AsyncEngine, Call, Engine, SharedConstants
-from dandelion.driver.installed import backend_names, load_driver, unknown_backend
+from dandelion.driver.installed import (
+    backend_names,
+    load_driver,
+    needed_backends,
+    unknown_backend,
+)
 from dandelion.driver.records import Capacity, Demand, Hosting, Resource, Sharing
 
 __all__ = [
@@ -26,5 +31,6 @@ __all__ = [
     "check_inputs",
     "check_outputs",
     "load_driver",
+    "needed_backends",
     "unknown_backend",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 from dandelion.driver.contracts import Driver
 from dandelion.errors import BackendUnavailable, InvalidInput, nearest
@@ -36,6 +36,24 @@ def load_driver(name: str) -> Driver:
     if not callable(make):
         raise BackendUnavailable(name, f"a function 'driver' in {module_name}")
     return make()
+
+
+def needed_backends(entries: Iterable[str], formats: Collection[str]) -> tuple[str, ...]:
+    """Leave out the backends that run code, but none of these formats: starting them takes time.
+
+    Args:
+        entries: as in `Settings.backends`.
+        formats: of the code objects of all functions that will be called.
+    """
+    return tuple([e for e in entries if any(_is_needed(name, formats) for name in e.split("|"))])
+
+
+def _is_needed(name: str, formats: Collection[str]) -> bool:
+    try:
+        driver = load_driver(name)
+    except BackendUnavailable:
+        return True  # the node says what is missing
+    return bool(driver.platform_functions) or not driver.formats.isdisjoint(formats)
 
 
 def unknown_backend(where: str, name: str) -> InvalidInput:

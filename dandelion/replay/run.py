@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from dandelion.documents import RegistrationDocument
+from dandelion.driver import needed_backends
 from dandelion.function import Limits
 from dandelion.namespaces import DEFAULT_TENANT
 from dandelion.node import Node
@@ -46,8 +47,9 @@ def replay(
         DandelionError: the code cannot be registered here, or no backend runs it.
     """
     given = here or Settings()
+    formats = {name for one in (recording.document, *changes) for name in one.formats}
     settings = Settings(
-        backends=tuple(backends),
+        backends=needed_backends(backends, formats),
         keep_traces=0,
         packages_folder=given.packages_folder,
         packages_index=given.packages_index,
