@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dandelion.driver import Checker, backend_names, load_driver
+from dandelion.driver import Checker, backend_names, load_driver, needed_backends
 from dandelion.errors import BackendUnavailable, InvalidInput
 
 MODULE = """
@@ -42,6 +42,33 @@ def test_a_backend_that_cannot_be_loaded_says_why(name: str, missing: str) -> No
     with pytest.raises(BackendUnavailable) as caught:
         load_driver(name)
     assert missing in caught.value.missing
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_first_of_the_search_path_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = tmp_path / "before" / "other_party-1.0.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: other-party\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[dandelion.backends]\nlost = third_party_backend\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "before"))
+    assert load_driver("lost").name == "third"
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("formats", "needed"),
+    [
+        (set(), {"http", "lost"}),
+        ({"python"}, {"http", "lost", "process"}),
+        ({"blueprint"}, {"http", "lost", "cuda|hip|opencl", "null|hip"}),
+        ({"python", "wasm"}, {"http", "lost", "process", "wasm"}),
+    ],
+)
+def test_backends_of_other_formats_are_not_needed(formats: set[str], needed: set[str]) -> None:
+    given = ("process", "wasm", "native", "http", "cuda|hip|opencl", "null|hip", "lost")
+    assert set(needed_backends(given, formats)) == needed
 
 
 @pytest.mark.parametrize("name", ["third", "gpu", "os", "null.x", ""])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from collections.abc import Callable, Collection, Iterable
 
 from dandelion.driver.contracts import Driver
+from dandelion.entry_points import entry_points
 from dandelion.errors import BackendUnavailable, InvalidInput, nearest
 
 GROUP = "dandelion.backends"
@@ -14,7 +14,7 @@ GROUP = "dandelion.backends"
 
 def backend_names() -> list[str]:
     """List the names of the installed backends, whether or not they work."""
-    return sorted({point.name for point in importlib.metadata.entry_points(group=GROUP)})
+    return sorted(entry_points(GROUP))
 
 
 def load_driver(name: str) -> Driver:
@@ -24,10 +24,10 @@ def load_driver(name: str) -> Driver:
         InvalidInput: the name is unknown.
         BackendUnavailable: it is installed, but a module that it imports is not.
     """
-    points = importlib.metadata.entry_points(group=GROUP, name=name)
-    if not points:
+    point = entry_points(GROUP).get(name)
+    if point is None:
         raise unknown_backend("backends", name)
-    module_name = next(iter(points)).value
+    module_name = point.value
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import abc
 import importlib
-import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dandelion.entry_points import entry_points
 from dandelion.errors import BackendUnavailable, InvalidInput, nearest
 from dandelion.frontend.conversion.converter import Converter
 from dandelion.frontend.routing import Json, Route
@@ -66,7 +66,7 @@ class Adapter(abc.ABC):
 
 def protocol_names() -> list[str]:
     """List the names of the installed protocols."""
-    return sorted({point.name for point in importlib.metadata.entry_points(group=GROUP)})
+    return sorted(entry_points(GROUP))
 
 
 def load_adapter(name: str, context: AdapterContext) -> Adapter:
@@ -76,14 +76,14 @@ def load_adapter(name: str, context: AdapterContext) -> Adapter:
         InvalidInput: the name is unknown, or a setting of the protocol is bad.
         BackendUnavailable: a module that it imports is not installed.
     """
-    points = importlib.metadata.entry_points(group=GROUP, name=name)
-    if not points:
+    point = entry_points(GROUP).get(name)
+    if point is None:
         known = protocol_names()
         close = nearest(name, known)
         listed = ", ".join(known) or "none"
         hint = f"did you mean '{close}'?" if close else f"installed are: {listed}"
         raise InvalidInput("protocols", f"unknown protocol '{name}'", hint)
-    module_name = next(iter(points)).value
+    module_name = point.value
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-
+from dandelion.entry_points import entry_points
 from dandelion.errors import InvalidInput, nearest
 from dandelion.scheduler.policies.affinity import Affinity
 from dandelion.scheduler.policies.exclusive import Exclusive
@@ -27,7 +26,7 @@ def policy_of(name: str) -> Policy:
     """
     found = POLICIES.get(name)
     if found is None:
-        points = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
+        points = entry_points(GROUP)
         if name in points:
             found = points[name].load()
     if found is None:
