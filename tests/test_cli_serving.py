@@ -196,6 +196,27 @@ def test_serve_until_a_signal(number: int) -> None:
     assert any(line["message"] == "listening" and line["port"] == place["port"] for line in lines)
 
 
+def test_serve_with_standard_files_that_are_closed() -> None:
+    serve = [sys.executable, "-m", "dandelion", "serve", *SERVED, "--backends", "process"]
+    given = {k: v for k, v in os.environ.items() if not k.startswith("DANDELION_")}
+    with subprocess.Popen(
+        ["sh", "-c", 'exec "$@" <&- >&-', "sh", *serve],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=given,
+    ) as process:
+        assert process.stderr is not None
+        errors = process.stderr.readline()
+        while "listening" not in errors:
+            errors += process.stderr.readline()
+        assert os.readlink(f"/proc/{process.pid}/fd/0") == os.devnull
+        process.send_signal(signal.SIGTERM)
+        errors += process.communicate(timeout=20)[1]
+    assert process.returncode == 0
+    assert "died" not in errors
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

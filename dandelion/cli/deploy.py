@@ -101,7 +101,7 @@ def _show(changes: list[PlannedChange], out: Output) -> None:
 
 
 def _agrees() -> bool:
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         return False
     return input("This change breaks callers. Deploy it? [y/N] ").strip().lower() in ("y", "yes")
 

@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code; see above.
     """
+    _open_standard_files()
     _make_streams_writable()
     words = sys.argv[1:] if arguments is None else arguments
     out = Output("--json" in words)
@@ -68,6 +69,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         out.failure(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         return FAILED
+
+
+def _open_standard_files() -> None:
+    """Open the null device for standard files that are closed.
+
+    Else what is opened next has their numbers: a socket that libuv refuses to close, or memory that
+    a child process gets the null device in place of.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(
+                os.open(os.devnull, os.O_RDWR), True
+            )  # it has the lowest free number
 
 
 def _make_streams_writable() -> None:
