@@ -29,7 +29,8 @@ class TenantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         weight: its share of engine time relative to other tenants that wait.
         invocations: running at once; more are refused.
         calls: on engines at once; more wait.
-        arena_bytes: of inputs, results, code and constants in the arena.
+        arena_bytes: of inputs, results, code and constants in the arena. A result counts
+            until its invocation ends, not while a client receives it.
         device_bytes: of constants that stay on each device.
         queue_length: calls that wait for an engine at once; more are refused.
         call_device_bytes: of device memory for one call; calls that need more are refused.

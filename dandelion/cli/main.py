@@ -81,9 +81,8 @@ def _open_standard_files() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.set_inheritable(
-                os.open(os.devnull, os.O_RDWR), True
-            )  # it has the lowest free number
+            opened = os.open(os.devnull, os.O_RDWR)  # this is the lowest free number
+            os.set_inheritable(opened, True)
 
 
 def _make_streams_writable() -> None:

@@ -200,7 +200,14 @@ class Scheduler:
                 size += item_set.size_bytes
         if size:
             call.flow.counts.output_bytes += size
-            invocation.tenant.results += 1
+            tenant = invocation.tenant
+            if tenant.arena_bytes + size > tenant.quota.arena_bytes:
+                given = sum([s.size_bytes for s in call.run.inputs if s is not None])
+                error = self.shortage(tenant, size - given, invocation)
+                if error is not None:
+                    self.gave_up(call, error, now_ns)
+                    return
+            tenant.results += 1
             self._charge(invocation, size)
         self._step(invocation, now_ns, invocation.walk.finished, call.run.instance, outputs)
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dandelion.data import ItemSet
+from dandelion.data import Item, ItemSet
 from dandelion.dataflow.sharding import Partitioning
 from dandelion.dispatcher import Walk
 from dandelion.dispatcher.plan import direct_plan
@@ -143,6 +143,24 @@ def test_results_beyond_a_tenants_memory_end_their_invocation() -> None:
         assert isinstance(caught.value.__cause__, QuotaExceeded)
         assert node.invoke("C", x=bytes(10), tenant="a").y.items[0].size_bytes == 640
         assert node.invoke("C", x=bytes(100), tenant="b").y.items[0].size_bytes == 6400
+
+
+def test_a_result_beyond_a_tenants_memory_is_refused() -> None:
+    def grow(engine: Engine, call: Call) -> InstanceSets:
+        [given] = call.inputs
+        assert given is not None
+        size = int(given.items[0].bytes())
+        return (ItemSet("b", (Item("item", 0, bytes(size)),)),)
+
+    driver = ScriptedDriver("played", Script(run=grow))
+    with tenants(driver, a=TenantSettings(arena_bytes=1000), b=TenantSettings()) as node:
+        for _ in range(3):
+            with pytest.raises(QuotaExceeded, match="limit is 1000"):
+                node.invoke("F", a=b"5000", tenant="a")
+            assert node.invoke("F", a=b"900", tenant="a").b.items[0].size_bytes == 900
+            assert node.invoke("F", a=b"5000", tenant="b").b.items[0].size_bytes == 5000
+        shown = node.capacity("a").tenants[0]
+        assert shown.arena_bytes == 0
 
 
 def test_code_beyond_a_tenants_memory_is_not_loaded() -> None:

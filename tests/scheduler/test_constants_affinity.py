@@ -171,4 +171,4 @@ def test_the_lead_is_bounded_in_random_runs(monkeypatch: pytest.MonkeyPatch) -> 
 def test_too_large_a_lead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(POLICIES, "fair", LargeLead)
     with pytest.raises(AssertionError, match="is before"):
-        simulate(monkeypatch, 30)
+        simulate(monkeypatch, 60)
