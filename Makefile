@@ -25,11 +25,13 @@ setup: $(VENV)/.complete
 
 # The path of the checkout in place of pip's finder of its modules: an interpreter starts 10 ms sooner, one that imports
 # dandelion 1 ms. setuptools would write the same with editable_mode=compat, but is going to refuse that mode.
-# uv installs in a tenth of pip's time; pip does it where uv cannot be had, or cannot reach an index.
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# uv installs in a tenth of pip's time; pip does it where uv cannot be had, or pip has an index of its own.
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+UV := UV_LINK_MODE=copy UV_HTTP_TIMEOUT=15 $(BIN)/uv
 define install
-	@{ $(PIP) uv && UV_LINK_MODE=copy $(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[$(1)]'; } \
-		2>/dev/null || $(PIP) --editable '.[$(1)]'
+	@{ ! $(PIP) config list | grep -q '\.index-url=' && $(PIP) install --quiet uv && \
+		$(UV) pip install --quiet --python $(BIN)/python --editable '.[$(1)]'; } 2>/dev/null || \
+		$(PIP) install --quiet --editable '.[$(1)]'
 	@for finder in $(VENV)/lib/python3*/site-packages/__editable__.dandelion_engine-*.pth; do \
 		echo "$(CURDIR)" > "$$finder"; done
 endef
