@@ -156,12 +156,16 @@ class RemoteExecutor(Executor):
         formats = call.run.application.formats
         wanted = next(name for name in formats if name in self.engine.formats)
         size, there = self._sizes(call)
-        name = self._placement.choose(self.backend, flow, size, there, wanted)
+        refusals = call.refusals or {}
+        name = self._placement.choose(self.backend, flow, size, there, wanted, refusals)
         link = None if name is None else self._links.get(name)
         if link is None:
             if name is not None:
                 self._placement.not_sent(name, self.backend)
-            self._resized(self.engine, -1)
+            if name is None and refusals:
+                call.barred += (self.engine.id,)
+            else:
+                self._resized(self.engine, -1)
             self.events.failed(call, NodeLost("cluster", "no node took the call"), begun=False)
             return
         assert name is not None, "it has a link"

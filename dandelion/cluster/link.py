@@ -20,7 +20,18 @@ from dandelion.cluster.handshake import BadPeer
 from dandelion.cluster.messages import Leave, Message, Ping, Pong, Welcome
 from dandelion.cluster.wire_sets import pack, unpack, whole_regions
 from dandelion.driver import InstanceSets
-from dandelion.errors import Cancelled, DandelionError, NodeLost, TooLarge, from_record
+from dandelion.errors import (
+    Cancelled,
+    CatalogUnavailable,
+    ContextFull,
+    DandelionError,
+    DiskFull,
+    EngineDied,
+    NodeLost,
+    Overloaded,
+    TooLarge,
+    from_record,
+)
 from dandelion.executors.contract import finish
 from dandelion.function import FusedFunction
 from dandelion.scheduler import CallState, Flow
@@ -28,6 +39,8 @@ from dandelion.scheduler import CallState, Flow
 LEAST_DEADLINE_S = 0.001
 PINGS_LIMIT = 16
 """Of heartbeats that are not answered."""
+PASSING = (Overloaded, ContextFull, DiskFull, EngineDied, Cancelled, CatalogUnavailable)
+"""Errors of a node that refused a call and may take it later; after others it is asked no more."""
 
 log = logging.getLogger("dandelion.cluster")
 
@@ -239,10 +252,13 @@ class OutLink(ControlEnd):
         self._measure(call, message)
         self.exchange.forget(message.gone)
         self._off(message.call, sent)
-        self.on_load(sent.backend, message.refused, message)
         error = from_record(message.error)
+        passes = isinstance(error, PASSING)
+        self.on_load(sent.backend, message.refused and passes, message)
         events = self._hub.around.events
         if message.refused:
+            if not passes:
+                call.refusals = {**(call.refusals or {}), self.peer: error}
             events.failed(call, NodeLost(self.peer, f"it took no call: {error}"), begun=False)
         else:
             finish(events, call, None, error)

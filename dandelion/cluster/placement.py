@@ -19,7 +19,7 @@ takes turns among those.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dandelion.cluster.call_messages import EngineGroup, Load
@@ -195,6 +195,7 @@ class Placement:
         size_bytes: int = 0,
         there_bytes: Mapping[str, int] | None = None,
         format_name: str = "",
+        without: Collection[str] = (),
     ) -> str | None:
         """Choose the node for a call, and count the call as sent.
 
@@ -204,6 +205,7 @@ class Placement:
             size_bytes: of its inputs.
             there_bytes: how many of them lie on other nodes already, by node.
             format_name: of the code; a node of the backend may not run it.
+            without: nodes that are not chosen.
 
         Returns:
             The node; None if there is none at all. One without a free engine is chosen only if no
@@ -214,7 +216,7 @@ class Placement:
         there = there_bytes or {}
         for name, view in self._partners:
             group = view.groups.get(backend)
-            if group is None or not view.open or not group.engines:
+            if group is None or not view.open or not group.engines or name in without:
                 continue
             if format_name and format_name not in group.formats:
                 continue

@@ -45,6 +45,7 @@ class Needs:
         alone: it must not run in a shared fault domain.
         constants_bytes: of its function, if they are large.
         here: it must run on this node.
+        barred: ids of engines that will never run it.
     """
 
     formats: tuple[str, ...]
@@ -52,6 +53,7 @@ class Needs:
     alone: bool = False
     constants_bytes: int = 0
     here: bool = False
+    barred: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -92,11 +94,19 @@ class Engines:
         alone: bool,
         constants_bytes: int = 0,
         here: bool = False,
+        barred: tuple[int, ...] = (),
     ) -> Lane:
         """Return the lane of calls with these `Needs`. It is empty if no suitable engine is up."""
         if constants_bytes < LARGE_CONSTANTS_BYTES:
             constants_bytes = 0
-        needs = (formats, demand, alone, constants_bytes, here)  # a `Needs` is made for new ones
+        needs = (
+            formats,
+            demand,
+            alone,
+            constants_bytes,
+            here,
+            barred,
+        )  # a `Needs` is made for new ones
         found = self._of_needs.get(needs)
         if found is None:
             if len(self._of_needs) >= _KNOWN_NEEDS:
@@ -194,7 +204,7 @@ def no_engine(engines: Engines, needs: Needs, function: str) -> DandelionError:
 
 
 def _may_run(engine: EngineState, needs: Needs) -> bool:
-    if needs.here and engine.remote:
+    if (needs.here and engine.remote) or engine.id in needs.barred:
         return False
     if engine.phase is EnginePhase.DORMANT and engine.on_demand:
         return True
@@ -207,6 +217,8 @@ def _may_run(engine: EngineState, needs: Needs) -> bool:
 def admits(engine: EngineState, needs: Needs) -> bool:
     """Tell whether an engine is able to run a call."""
     if (needs.alone and engine.shared_fault_domain) or (needs.here and engine.remote):
+        return False
+    if engine.id in needs.barred:
         return False
     room = engine.capacity.device_bytes
     return needs.demand is None or not room or needs.demand.device_bytes <= room

@@ -279,6 +279,8 @@ class CallState:
         single: it is run by itself, since a batch with it has failed.
         requeued: it was in a queue or on an engine before, so a full queue does not refuse it.
         cancelled: its result is not needed; if it was sent, a `Stop` was sent too.
+        refusals: written by the executor: nodes that will never run it, with their errors.
+        barred: written by the executor: ids of engines that will never run it.
     """
 
     def __init__(
@@ -320,3 +322,5 @@ class CallState:
         self.single = single
         self.requeued = False
         self.cancelled = False
+        self.refusals: dict[str, DandelionError] | None = None
+        self.barred: tuple[int, ...] = ()

@@ -183,12 +183,16 @@ class Sending:
             call.alone,
             flow.constants_bytes,
             call.invocation.served,
+            call.barred,
         )
         if not lane.engines:
             formats = call.run.application.formats
-            needs = Needs(formats, call.demand, call.alone, here=call.invocation.served)
+            here = call.invocation.served
+            needs = Needs(formats, call.demand, call.alone, here=here, barred=call.barred)
             if not self._engines.possible(needs):
-                self._fail(call, no_engine(self._engines, needs, call.run.function.name), now_ns)
+                refusal = next(iter((call.refusals or {}).values()), None)
+                error = refusal or no_engine(self._engines, needs, call.run.function.name)
+                self._fail(call, error, now_ns)
                 return None
         if call.demand is not None:
             needed, quota = call.demand.device_bytes, flow.tenant.quota.call_device_bytes

@@ -9,7 +9,7 @@ from dandelion.dataflow.sharding import Partitioning
 from dandelion.dispatcher import Walk
 from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import Capacity
-from dandelion.errors import EngineDied, NodeLost
+from dandelion.errors import EngineDied, NodeLost, QuotaExceeded
 from dandelion.function import CodeObject, FunctionSpec
 from dandelion.scheduler import (
     CallState,
@@ -231,3 +231,28 @@ def test_io_is_run_again_only_if_its_node_has_refused_it(begun: bool) -> None:
     node.act()
     assert isinstance(invocation.error, NodeLost) is begun
     assert len(node.sent) == (not begun)
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_call_that_all_other_nodes_refused_runs_here_or_fails_with_their_error(
+    here: bool,
+) -> None:
+    node = OneNode(here=here)
+    node.submit()
+    if here:
+        node.end(node.sent[0], 20 * MS)
+        node.submit()
+        node.submit()
+    call = next(c for c in node.sent if c.engine is node.remote)
+    refusal = QuotaExceeded("tenant 'default'", "memory", 2, 1)
+    call.refusals, call.barred = {"b": refusal}, (node.remote.id,)
+    node.sent.remove(call)
+    node.scheduler.calls.failed(call, NodeLost("b", "it took no call"), node.now_ns, begun=False)
+    node.act()
+    if here:
+        assert node.places() == [1]
+        node.end(node.sent[0], 20 * MS)
+        assert node.sent == [call]
+        assert node.places() == [1]
+    else:
+        assert node.ended[0].error is refusal
