@@ -231,6 +231,34 @@ def test_a_changed_file_is_read_and_a_damaged_one_is_not_used(
     assert not file.records
 
 
+def test_a_file_is_read_when_the_reason_of_a_failure_has_passed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tokens.toml"
+    write_tokens(path, [record("a")])
+    file = TokenFile(path)
+    write_tokens(path, [record("b")])
+    path.chmod(0o660)
+    with caplog.at_level(logging.ERROR, "dandelion.tokens"):
+        assert not file.look()
+        assert not file.look()
+        path.chmod(0o600)
+        assert file.look()
+        write_tokens(path, [record("c")])
+        with monkeypatch.context() as patched:
+            patched.setattr("dandelion.tokens.watch.read_tokens", no_descriptors)
+            assert not file.look()
+            assert not file.look()
+        assert file.look()
+    assert [r.name for r in file.records] == ["c"]
+    assert len(caplog.records) == 2
+    assert not file.look()
+
+
+def no_descriptors(path: Path) -> tuple[TokenRecord, ...]:
+    raise InvalidInput(str(path), "cannot read the tokens: Too many open files")
+
+
 def test_a_file_behind_a_link_is_changed_in_its_place(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     file, link = tmp_path / "real" / "tokens.toml", tmp_path / "tokens.toml"

@@ -24,7 +24,8 @@ _Version: TypeAlias = tuple[int, int, int] | None
 class TokenFile:
     """The file of tokens of a node.
 
-    A file that is damaged or missing does not change the tokens; the error is logged once.
+    A file that cannot be used does not change the tokens. It is read again at each look, since the
+    reason may pass without a change of the file; each error is logged once.
 
     Args:
         path: of the file.
@@ -40,6 +41,7 @@ class TokenFile:
         self._path = path
         self._read_now = asyncio.Event()
         self._seen = self._version()
+        self._failure: tuple[_Version, str] | None = None
         self.records = read_tokens(path)
 
     def read_now(self) -> None:
@@ -49,14 +51,17 @@ class TokenFile:
     def look(self, *, always: bool = False) -> bool:
         """Read the file if it has changed; return whether there are other tokens now."""
         version = self._version()
-        if version == self._seen and not always:
+        if version == self._seen and self._failure is None and not always:
             return False
-        self._seen = version
         try:
             records = read_tokens(self._path)
         except InvalidInput as error:
-            log.error("the old tokens stay in use", extra={"why": str(error)})
+            failure = version, str(error)
+            if failure != self._failure or always:
+                log.error("the old tokens stay in use", extra={"why": str(error)})
+            self._failure = failure
             return False
+        self._seen, self._failure = version, None
         if records == self.records:
             return False
         self.records = records
