@@ -123,6 +123,44 @@ def test_a_slow_token_does_not_leave_its_debt_to_the_next(monkeypatch: pytest.Mo
         assert wait_s <= 0.011
 
 
+def test_a_limit_stays_with_its_token_when_others_are_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Clock(monkeypatch)
+    buckets = new_buckets()
+    records = [record(name, rate=1.0) for name in ("a", "b", "c")]
+    before = TokenTable(records, buckets)
+    assert count(before, "a") == count(before, "b") == 0.0
+    after = TokenTable(records[1:], buckets)
+    assert count(after, "b") > 0
+    assert count(after, "c") == 0.0
+    again = TokenTable([record("new", rate=1.0), *reversed(records)], buckets)
+    assert count(again, "new") == 0.0
+    assert all(count(again, name) > 0 for name in ("a", "b", "c"))
+
+
+def test_limits_are_kept_apart_over_many_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with as many limited tokens as there may be, and those of removed ones in the way."""
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(table, "LIMITED_TOKENS", 64)
+    monkeypatch.setattr(table, "BUCKETS_BYTES", 12 * 64)
+    buckets = new_buckets()
+    for turn in range(20):
+        names = [f"t{turn * 13 + i}" for i in range(64)]
+        records = [record(name, rate=0.01) for name in names]
+        first, second = TokenTable(records, buckets), TokenTable(records[::-1], buckets)
+        for name in names[64 - 13 if turn else 0 :]:
+            assert count(first, name) == 0.0
+        assert all(count(second, name) > 0 for name in names)
+        clock.now += turn % 3
+
+
+def count(tokens: TokenTable, name: str) -> float:
+    grant = tokens.find(name.encode())
+    assert grant is not None
+    return tokens.count(grant)
+
+
 # --- the file -----------------------------------------------------------------------------------
 
 

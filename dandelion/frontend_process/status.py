@@ -58,7 +58,7 @@ class StatusReader:
     def __init__(self, arena: ArenaMap, offset_bytes: int) -> None:
         end = offset_bytes + _SIZE_BYTES
         self._words = arena.view[offset_bytes:end].toreadonly().cast("Q")
-        self.buckets: Buckets = arena.view[end : end + BUCKETS_BYTES].cast("d")
+        self.buckets = Buckets.within(arena.view[end : end + BUCKETS_BYTES])
 
     @property
     def generation(self) -> int:

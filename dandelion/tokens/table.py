@@ -5,6 +5,13 @@ token's rate (generic cell rate algorithm). A request is refused if that is furt
 burst allows. Several frontend processes share these numbers in memory, so the limit is that of the
 node. They are not locked: two requests that processes count at the same instant may count as one.
 
+The shared memory is a hash table. A token's key is the first 8 bytes of its SHA-256, so a limit
+belongs to its token, wherever that is in the file. The lower half of the key is where the search
+for its entry begins; the entry has the upper half, its *mark*. Positions are probed one after the
+other. An entry is never emptied, so a mark is found before the first empty entry, or not at all; a
+new one takes the entry of a token that is gone, if there is one before that. Each request compares
+the mark of its entry, since another process may have given the entry away.
+
 Source: ITU-T I.371, annex A (GCRA).
 """
 
@@ -15,19 +22,34 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TypeAlias
 
 from dandelion.namespaces import DEFAULT_TENANT
 from dandelion.tokens.records import LIMITED_TOKENS, Right, TokenRecord
 
 TOKEN_LIMIT_BYTES = 256
 """A longer token is not hashed."""
-BUCKETS_BYTES = 8 * LIMITED_TOKENS
-_NO_SLOT = -1
+BUCKETS_BYTES = 12 * LIMITED_TOKENS
+_NO_KEY = 0
 _ROUNDING_S = 1e-6
 
-Buckets: TypeAlias = "memoryview[float]"
-"""One float64 for each token with a rate limit, on `time.monotonic`."""
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """The states of the rate limits: an entry for each token with one, zero at first.
+
+    Attributes:
+        marks: of the tokens; 0 is an empty entry.
+        paid_s: when their requests will have been paid for, on `time.monotonic`.
+    """
+
+    marks: memoryview[int]
+    paid_s: memoryview[float]
+
+    @classmethod
+    def within(cls, memory: memoryview) -> Buckets:
+        """Make buckets of `BUCKETS_BYTES` of writable memory, aligned to 8 bytes."""
+        end = BUCKETS_BYTES // 3
+        return cls(memory[:end].cast("I"), memory[end:BUCKETS_BYTES].cast("d"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +63,7 @@ class Grant:
         expires_s: end of the grant, on `time.time`.
         interval_s: time between two requests at the token's rate.
         ahead_s: by how much requests may be ahead of the rate.
-        slot: its number in the buckets; -1 without a limit.
+        key: of the token in the buckets; 0 without a limit.
     """
 
     name: str
@@ -50,7 +72,7 @@ class Grant:
     expires_s: float = math.inf
     interval_s: float = 0.0
     ahead_s: float = 0.0
-    slot: int = _NO_SLOT
+    key: int = _NO_KEY
 
 
 ANONYMOUS = Grant("-", DEFAULT_TENANT, tuple(Right))
@@ -62,18 +84,20 @@ class TokenTable:
 
     Args:
         records: valid records, see `dandelion.tokens.records.check_records`.
-        buckets: state of the rate limits; zero at first. A table that takes the place of another
-            one gets its buckets, so a limit does not start anew when the file is changed.
+        buckets: state of the rate limits. A table that takes the place of another one gets its
+            buckets, so a limit does not start anew when the file is changed.
     """
 
     def __init__(self, records: Iterable[TokenRecord], buckets: Buckets) -> None:
         self._buckets = buckets
         self._grants: dict[bytes, Grant] = {}
-        slot = 0
+        self._slots: dict[int, int] = {}
         for record in records:
             digest = bytes.fromhex(record.sha256)
-            self._grants[digest] = _grant(record, slot)
-            slot += record.rate is not None
+            grant = self._grants[digest] = _grant(record, digest)
+            if grant.key != _NO_KEY:
+                self._slots[grant.key] = _home(grant.key)
+        self._marks = frozenset(map(_mark, self._slots))
 
     def find(self, token: bytes) -> Grant | None:
         """Find the grant of a token; None if it is unknown or has expired."""
@@ -88,29 +112,64 @@ class TokenTable:
         Returns:
             0.0, or in how many seconds the request may be repeated; then it was not counted.
         """
-        slot = grant.slot
-        if slot == _NO_SLOT:
+        key = grant.key
+        if key == _NO_KEY:
             return 0.0
         now = time.monotonic()
-        latest = now + grant.ahead_s + grant.interval_s  # the slot may have been another token's
-        paid = min(max(now, self._buckets[slot]), latest)
+        slot = self._slots.get(key, _home(key))
+        if self._buckets.marks[slot] != _mark(key):
+            slot = self._slots[key] = self._find_slot(key, now)
+        latest = now + grant.ahead_s + grant.interval_s  # the token may have had another rate
+        paid = min(max(now, self._buckets.paid_s[slot]), latest)
         wait_s: float = paid - now - grant.ahead_s
         if wait_s > _ROUNDING_S:
             return wait_s
-        self._buckets[slot] = paid + grant.interval_s
+        self._buckets.paid_s[slot] = paid + grant.interval_s
         return 0.0
+
+    def _find_slot(self, key: int, now: float) -> int:
+        """Find the entry of a token, or give it one: of a token that is gone, without debt first.
+
+        If all entries are those of other tokens in use, which happens only while processes have
+        different tables, one of them loses its state.
+        """
+        marks, paid_s = self._buckets.marks, self._buckets.paid_s
+        mark, home = _mark(key), _home(key)
+        best, best_rank = home, 3
+        for number in range(LIMITED_TOKENS):
+            slot = (home + number) % LIMITED_TOKENS
+            found = marks[slot]
+            if found == mark:
+                return slot
+            if not found:
+                best, best_rank = (slot, 1) if best_rank > 1 else (best, best_rank)
+                break
+            rank = 3 if found in self._marks else 2 if paid_s[slot] > now else 0
+            if rank < best_rank:
+                best, best_rank = slot, rank
+        marks[best], paid_s[best] = mark, 0.0
+        return best
 
 
 def new_buckets() -> Buckets:
     """Make buckets for one process."""
-    return memoryview(bytearray(BUCKETS_BYTES)).cast("d")
+    return Buckets.within(memoryview(bytearray(BUCKETS_BYTES)))
 
 
-def _grant(record: TokenRecord, slot: int) -> Grant:
+def _home(key: int) -> int:
+    return key % LIMITED_TOKENS
+
+
+def _mark(key: int) -> int:
+    return key >> 32
+
+
+def _grant(record: TokenRecord, digest: bytes) -> Grant:
     expires_s = math.inf if record.expires is None else record.expires.timestamp()
     if record.rate is None:
         return Grant(record.name, record.tenant, record.rights, expires_s)
     burst = record.burst or max(1, math.floor(record.rate))
     interval_s = 1 / record.rate
     ahead_s = (burst - 1) * interval_s
-    return Grant(record.name, record.tenant, record.rights, expires_s, interval_s, ahead_s, slot)
+    key = int.from_bytes(digest[:8], "big") | 1 << 32  # its mark is not 0
+    return Grant(record.name, record.tenant, record.rights, expires_s, interval_s, ahead_s, key)
