@@ -235,6 +235,25 @@ def test_a_file_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
     assert read_tokens(path)
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "tokens.toml"
+    write_tokens(path, [record("a")])
+    file = TokenFile(path)
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path, 0o600)
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(InvalidInput, match="regular file"):
+        read_tokens(path)
+    assert not file.look()
+    path.unlink()
+    write_tokens(path, [record("b")])
+    assert file.look()
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="token new"):
         TokenFile(tmp_path / "none.toml")

@@ -44,12 +44,17 @@ def read_tokens(path: Path) -> tuple[TokenRecord, ...]:
     """Read a file of tokens.
 
     Raises:
-        InvalidInput: it cannot be read, others may write to it, or it is malformed.
+        InvalidInput: it cannot be read, is not a regular file, others may write to it, or it is
+            malformed.
     """
     where = str(path)
     try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_mode & _OTHERS:
+        with open(path, "rb", opener=_open_at_once) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                hint = "give the path of a file that `dandelion token new` made"
+                raise InvalidInput(where, "it is not a regular file", hint)
+            if mode & _OTHERS:
                 hint = f"run chmod 600 {path}"
                 raise InvalidInput(where, "other users may write to the file", hint)
             table = tomllib.load(file)
@@ -67,6 +72,11 @@ def read_tokens(path: Path) -> tuple[TokenRecord, ...]:
     except InvalidInput as error:
         raise InvalidInput(f"{where}: {error.where}", error.message, error.hint) from None
     return records
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open without waiting, as a FIFO without a writer does."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def write_tokens(path: Path, records: Sequence[TokenRecord]) -> None:
