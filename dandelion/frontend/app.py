@@ -238,6 +238,7 @@ class App:
             raise MethodNotAllowed(request.method, clipped(request.path), tuple(match.methods))
         if is_closed:
             self._authorize(request, route)
+            request.recheck = self._guard.require_still
         request.parameters = match.parameters
         return route.handler
 

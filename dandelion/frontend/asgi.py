@@ -200,6 +200,7 @@ class Request:
         self.parameters: Mapping[str, str] = _NO_PARAMETERS  # of the route's path
         self.raw_query: bytes = scope["query_string"]
         self.grant: Grant = ANONYMOUS  # what its caller may do
+        self.recheck: Callable[[Request], None] | None = None  # raises if that is not so any more
         self.invocation = ""  # its id, once there is one
         self.disconnect_watcher: DisconnectWatcher | None = None
         self.received_bytes = 0  # of the body
@@ -217,6 +218,16 @@ class Request:
     def client_left(self) -> bool:
         """Whether the request was cancelled because its client disconnected."""
         return self.disconnect_watcher is not None and self.disconnect_watcher.seen
+
+    def require_still(self) -> None:
+        """Refuse a request that takes long if its caller would not be allowed it now.
+
+        Raises:
+            Unauthenticated: its token has expired or was removed.
+            MissingRight: its token has lost a right.
+        """
+        if self.recheck is not None:
+            self.recheck(self)
 
     def begin_span(self) -> InvocationSpan | None:
         """Begin the span of the request's invocation, which every response to it then names."""

@@ -82,6 +82,7 @@ class CatalogueRoutes:
     def _register(self, request: Request, document: RegistrationDocument) -> Response:
         """Register in a thread, which ends also if the client disconnects."""
         with audited(Change(request, "register", _names_of(document))) as change:
+            request.require_still()
             registered = self._node.register(document, tenant=request.grant.tenant)
             change.names = tuple(entry(r.kind, r.name, r.version) for r in registered)
         return json_response(RegisterResponse(tuple(registered)))
@@ -123,6 +124,7 @@ class CatalogueRoutes:
     def _remove(self, request: Request, removals: tuple[Removal, ...]) -> Response:
         names = [entry(one.kind, one.name, one.version) for one in removals]
         with audited(Change(request, "remove", names)) as change:
+            request.require_still()
             removed = self._node.remove_together(removals, tenant=request.grant.tenant)
             change.names = tuple(entry(kind_of(r), r.name, r.version) for r in removed)
         return json_response({"removed": [entry_of(record) for record in removed]})

@@ -79,6 +79,17 @@ class Guard:
         found, before = self._grant_of(request), request.grant
         return found is not None and (found.tenant, found.rights) == (before.tenant, before.rights)
 
+    def require_still(self, request: Request) -> None:
+        """Refuse what `allows_still` would end; raises as `Request.require_still`."""
+        if not self.is_closed or request.grant is ANONYMOUS:
+            return
+        found, before = self._grant_of(request), request.grant
+        if found is None or found.tenant != before.tenant:
+            raise Unauthenticated
+        for right in before.rights:
+            if right not in found.rights:
+                raise MissingRight(right.value)
+
     def authorize(self, request: Request, right: Right | None, also: Right | None = None) -> None:
         """Refuse a request that its grant does not allow, or not now.
 

@@ -90,6 +90,7 @@ class KeptRoutes:
                 return _shown(view, 202, [*headers[:1], _applied(preferences)])
             view = view if watched is None else watched.view
             if view.state.has_ended:
+                request.require_still()
                 request.response_headers += headers
                 outcome = await self._kept.result(view.id, tenant=tenant)
                 return await self._results.write(outcome.id, outcome.sets, codecs)
@@ -124,6 +125,7 @@ class KeptRoutes:
             if watched is None:
                 raise ShuttingDown
             view = watched.view
+            request.require_still()
         outcome = await self._kept.result(view.id, tenant=tenant)
         return await self._results.write(outcome.id, outcome.sets, codecs)
 
@@ -191,6 +193,7 @@ class KeptRoutes:
                 found = await self._waits.wait(watch(wait_s=wait_s, end=end))
             finally:
                 request.stop_watching()
+            request.require_still()
             if found is not None:
                 return found
         return await watch(end=end)

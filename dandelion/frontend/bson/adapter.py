@@ -163,6 +163,7 @@ class BsonAdapter(Adapter):
     ) -> Response:
         """Register in a thread, which ends also if the client disconnects."""
         with audited(Change(request, "register", [name])) as change:
+            request.require_still()
             registered = self._node.register(document, tenant=request.grant.tenant)
             change.names = tuple(entry(r.kind, r.name, r.version) for r in registered)
         return Response([reply], _TEXT)
