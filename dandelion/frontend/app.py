@@ -220,10 +220,11 @@ class App:
         match = self.routes.find(request.path)
         if match is not None:
             request.problem = match.problem
+        route = None if match is None else match.route(request.method)
         is_closed = self._guard.is_closed
         is_preflight = self._access.is_preflight(request)  # these have no token
         if is_closed and not (is_preflight or (match is not None and match.is_public)):
-            self._guard.identify(request)
+            self._identify(request, route)
         if match is None:
             raise _no_route(request.path, self.routes)
         if is_preflight:
@@ -233,7 +234,6 @@ class App:
                 return preflight_response(methods)
 
             return preflight
-        route = match.route(request.method)
         if route is None:
             raise MethodNotAllowed(request.method, clipped(request.path), tuple(match.methods))
         if is_closed:
@@ -242,14 +242,20 @@ class App:
         request.parameters = match.parameters
         return route.handler
 
+    def _identify(self, request: Request, route: Route | None) -> None:
+        """Refuse a request whose caller is not known."""
+        try:
+            self._guard.identify(request)
+        except DandelionError as error:
+            _audit_refused(request, route, error)
+            raise
+
     def _authorize(self, request: Request, route: Route) -> None:
         """Refuse a request whose caller may not use the route now."""
         try:
             self._guard.authorize(request, route.right, route.also)
         except DandelionError as error:
-            if route.right is Right.REGISTER:
-                action = "remove" if request.method == "DELETE" else "register"
-                Change(request, action).write(type(error).__name__)
+            _audit_refused(request, route, error)
             raise
 
     # --- the operator's routes ------------------------------------------------------------------
@@ -277,6 +283,11 @@ class App:
     async def _docs(self, request: Request) -> Response:
         policy = (b"content-security-policy", b"default-src 'self' 'unsafe-inline'")
         return Response([DOCS_PAGE], _HTML, headers=[policy])
+
+
+def _audit_refused(request: Request, route: Route | None, error: DandelionError) -> None:
+    if route is not None and route.change:
+        Change(request, route.change).write(type(error).__name__)
 
 
 def _problem_of(request: Request, error: Exception) -> Response:

@@ -5,13 +5,16 @@
     time=2026-03-01T12:00:00Z action=register token=ci tenant=acme names=function:resize@3
     peer=192.0.2.7:51000 outcome=ok
 
-(without the line break). A value that contains anything but plain characters is written as a JSON
-string, so a name cannot imitate another field. The outcome of a change that failed or was refused
-is the type of the problem.
+(without the line break). An attempt that fails has a line, too, at whatever step: without a valid
+token, when tenant and token are ``-``, with a body that cannot be read, or in the catalogue. A
+value that contains anything but plain characters is written as a JSON string, so a name cannot
+imitate another field. The outcome of a change that failed or was refused is the type of the
+problem.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -21,6 +24,8 @@ from collections.abc import Iterable, Iterator
 
 from dandelion.errors import DandelionError
 from dandelion.frontend.asgi import Request
+from dandelion.frontend.problem import Unauthenticated
+from dandelion.tokens import ANONYMOUS
 
 log = logging.getLogger("dandelion.audit")
 
@@ -45,11 +50,13 @@ class Change:
 
     def write(self, outcome: str) -> None:
         """Write the line."""
+        grant = self._request.grant
+        is_known = grant is not ANONYMOUS or outcome != Unauthenticated.__name__
         fields = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "action": self._action,
-            "token": self._request.grant.name,
-            "tenant": self._request.grant.tenant,
+            "token": grant.name,
+            "tenant": grant.tenant if is_known else "-",
             "names": ",".join(self.names) or "-",
             "peer": self._request.peer or "-",
             "outcome": outcome,
@@ -60,15 +67,25 @@ class Change:
 @contextlib.contextmanager
 def audited(change: Change) -> Iterator[Change]:
     """Write a line about the change that is made in the context."""
+    with preparing(change):
+        yield change
+    change.write("ok")
+
+
+@contextlib.contextmanager
+def preparing(change: Change) -> Iterator[Change]:
+    """Write a line about a change if the context, which does not make it yet, fails."""
     try:
         yield change
     except DandelionError as error:
         change.write(type(error).__name__)
         raise
+    except asyncio.CancelledError:
+        change.write("Cancelled")
+        raise
     except BaseException:
         change.write("InternalError")
         raise
-    change.write("ok")
 
 
 def entry(kind: str, name: str, version: int | None) -> str:

@@ -15,7 +15,7 @@ from dandelion.catalog import CompositionRecord, LibraryRecord, Record, Removal,
 from dandelion.documents import RegistrationDocument
 from dandelion.errors import Unknown, nearest
 from dandelion.frontend.asgi import NAME_LIMIT, Request, Response, clipped
-from dandelion.frontend.audit import Change, audited, entry
+from dandelion.frontend.audit import Change, audited, entry, preparing
 from dandelion.frontend.body import Body
 from dandelion.frontend.conversion.converter import Converter
 from dandelion.frontend.conversion.costs import costs_drawing, costs_registration
@@ -58,7 +58,8 @@ class CatalogueRoutes:
 
     async def register(self, request: Request) -> Response:
         """``POST /v1/register``: a document of functions, libraries and compositions."""
-        document = await self._document(request)
+        with preparing(Change(request, "register")):
+            document = await self._document(request)
         return await asyncio.to_thread(self._register, request, document)
 
     async def compare(self, request: Request) -> Response:
@@ -109,16 +110,19 @@ class CatalogueRoutes:
 
     async def remove(self, request: Request) -> Response:
         """``DELETE /v1/{kind}/{name}``: all versions, or one."""
-        request.expect_query(("version",))
         cls, name = self._target(request)
-        removal = Removal(kind_of(cls), name, request.version)
+        kind = kind_of(cls)
+        with preparing(Change(request, "remove", [f"{kind}:{name}"])):
+            request.expect_query(("version",))
+            removal = Removal(kind, name, request.version)
         return await asyncio.to_thread(self._remove, request, (removal,))
 
     async def remove_together(self, request: Request) -> Response:
         """``POST /v1/remove``: several records, all or nothing."""
-        request.expect_query(())
-        body = Body(request, self._node.acquire_async, REMOVALS_BYTES)
-        removals = read_removals(await body.read())
+        with preparing(Change(request, "remove")):
+            request.expect_query(())
+            body = Body(request, self._node.acquire_async, REMOVALS_BYTES)
+            removals = read_removals(await body.read())
         return await asyncio.to_thread(self._remove, request, removals)
 
     def _remove(self, request: Request, removals: tuple[Removal, ...]) -> Response:

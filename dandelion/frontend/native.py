@@ -77,13 +77,21 @@ class NativeAdapter(Adapter):
                 also=Right.INVOKE,
             ),
             Route("POST", "/v1/compare", catalogue.compare, Right.REGISTER, compare_operation()),
-            Route("POST", "/v1/register", catalogue.register, Right.REGISTER, register_operation()),
+            Route(
+                "POST",
+                "/v1/register",
+                catalogue.register,
+                Right.REGISTER,
+                register_operation(),
+                change="register",
+            ),
             Route(
                 "POST",
                 "/v1/remove",
                 catalogue.remove_together,
                 Right.REGISTER,
                 remove_together_operation(),
+                change="remove",
             ),
         ]
         for kind in KINDS:
@@ -91,7 +99,14 @@ class NativeAdapter(Adapter):
             found += [
                 Route("GET", f"/v1/{kind}", catalogue.list_kind, read, list_operation(kind)),
                 Route("GET", path, catalogue.describe, read, describe_operation(kind)),
-                Route("DELETE", path, catalogue.remove, Right.REGISTER, remove_operation()),
+                Route(
+                    "DELETE",
+                    path,
+                    catalogue.remove,
+                    Right.REGISTER,
+                    remove_operation(),
+                    change="remove",
+                ),
             ]
         graph = "/v1/compositions/{name}/graph"
         return [

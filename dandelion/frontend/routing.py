@@ -43,6 +43,7 @@ class Route:
         operation: its OpenAPI operation; None leaves the route out of the document.
         problem: makes the responses for errors.
         also: a second right that the caller needs.
+        change: what it does to the catalogue, for the audit log: ``register`` or ``remove``.
     """
 
     method: str
@@ -52,6 +53,7 @@ class Route:
     operation: Json | None = None
     problem: ProblemWriter = problem_response
     also: Right | None = None
+    change: str = ""
 
     @property
     def documented_path(self) -> str:

@@ -310,6 +310,56 @@ def test_changes_of_the_catalogue_are_audited(
     assert not any(token("acme") in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "caller", "headers", "body", "action", "outcome"),
+    [
+        ("POST", "/v1/register", None, JSON, b"{}", "register", "Unauthenticated"),
+        ("POST", "/v1/register", "acme", JSON, b"{", "register", "InvalidInput"),
+        ("POST", "/v1/register", "acme", {}, b"{}", "register", "UnsupportedMedia"),
+        ("POST", "/v1/register?x=1", "acme", JSON, b"{}", "register", "InvalidInput"),
+        ("POST", "/v1/remove", None, JSON, b"{}", "remove", "Unauthenticated"),
+        ("POST", "/v1/remove", "only-read", JSON, b"{}", "remove", "MissingRight"),
+        ("POST", "/v1/remove", "acme", JSON, b"{", "remove", "InvalidInput"),
+        ("DELETE", "/v1/functions/f", None, {}, None, "remove", "Unauthenticated"),
+        ("DELETE", "/v1/functions/f", "only-read", {}, None, "remove", "MissingRight"),
+        ("DELETE", "/v1/functions/f?version=abc", "acme", {}, None, "remove", "InvalidInput"),
+        ("POST", "/register/function", None, {}, b"", "register", "Unauthenticated"),
+        ("POST", "/register/function", "acme", {}, b"\1", "register", "InvalidInput"),
+        ("POST", "/register/composition", "acme", {}, b"\1", "register", "InvalidInput"),
+        ("POST", "/register/library", "acme", {}, b"\1", "register", "InvalidInput"),
+    ],
+)
+def test_each_attempt_has_one_line(
+    audited: Guarded,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    path: str,
+    caller: str | None,
+    headers: dict[str, str],
+    body: bytes | None,
+    action: str,
+    outcome: str,
+) -> None:
+    caplog.set_level(logging.INFO, "dandelion.audit")
+    assert audited.ask(method, path, caller, body, headers).status >= 400
+    [line] = [r.message for r in caplog.records if r.name == "dandelion.audit"]
+    assert f" action={action} token={caller or '-'} tenant={'acme' if caller else '-'} " in line
+    assert line.endswith(f" outcome={outcome}")
+
+
+def test_a_comparison_is_no_attempt(audited: Guarded, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "dandelion.audit")
+    for caller in (None, "only-read", "acme"):
+        assert audited.ask("POST", "/v1/compare", caller, b"{", JSON).status >= 400
+    assert not [r for r in caplog.records if r.name == "dandelion.audit"]
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    with guarded(tmp_path_factory.mktemp("audited"), 1, protocols=("bson",)) as opened:
+        yield opened
+
+
 def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     for frontends in (1, 2):
         with pytest.raises(InvalidInput), guarded(tmp_path, frontends, allow_anonymous=True):

@@ -30,7 +30,7 @@ from dandelion.errors import (
 )
 from dandelion.frontend.adapter import Adapter, AdapterContext
 from dandelion.frontend.asgi import Request, Response
-from dandelion.frontend.audit import Change, audited, entry
+from dandelion.frontend.audit import Change, audited, entry, preparing
 from dandelion.frontend.body import Body
 from dandelion.frontend.bson.functions import function_document
 from dandelion.frontend.bson.names import with_registered_names
@@ -124,45 +124,48 @@ class BsonAdapter(Adapter):
     # --- registration -----------------------------------------------------------------------------
 
     async def _function(self, request: Request) -> Response:
-        body = await self._body(request)
-        read = await self._registration(body, "bson-function", read_function, FunctionRequest)
-        del body
-        return await asyncio.to_thread(self._register_function, request, read)
+        with preparing(Change(request, "register")):
+            body = await self._body(request)
+            read = await self._registration(body, "bson-function", read_function, FunctionRequest)
+            del body
+        make = partial(self._of_function, read)
+        return await asyncio.to_thread(
+            self._register, request, make, read.name, FUNCTION_REGISTERED
+        )
 
-    def _register_function(self, request: Request, read: FunctionRequest) -> Response:
+    def _of_function(self, read: FunctionRequest) -> RegistrationDocument:
         if read.local_path:
             contents = (self._options.read(read.local_path), *read.contents[1:])
             read = msgspec.structs.replace(read, contents=contents)
-        document = RegistrationDocument((function_document(read),))
-        return self._register(request, document, read.name, FUNCTION_REGISTERED)
+        return RegistrationDocument((function_document(read),))
 
     async def _composition(self, request: Request) -> Response:
-        text = read_composition(await self._body(request), ELEMENTS)
-        return await asyncio.to_thread(self._register_composition, request, text)
-
-    def _register_composition(self, request: Request, text: str) -> Response:
-        document = self._of_text(text, request.grant.tenant)
-        return self._register(request, document, "composition", FUNCTION_REGISTERED)
+        with preparing(Change(request, "register")):
+            text = read_composition(await self._body(request), ELEMENTS)
+        make = partial(self._of_text, text, request.grant.tenant)
+        return await asyncio.to_thread(
+            self._register, request, make, "composition", FUNCTION_REGISTERED
+        )
 
     def _of_text(self, text: str, tenant: str) -> RegistrationDocument:
         rewritten = with_registered_names(text, partial(self._node.describe, tenant=tenant))
         return RegistrationDocument(compositions=(rewritten,))
 
     async def _library(self, request: Request) -> Response:
-        body = await self._body(request)
-        read = await self._registration(body, "bson-library", read_library, LibraryRequest)
-        del body
+        with preparing(Change(request, "register")):
+            body = await self._body(request)
+            read = await self._registration(body, "bson-library", read_library, LibraryRequest)
+            del body
         libraries: dict[str, ContentLike] = {read.name: Content(data=read.contents[0])}
-        document = RegistrationDocument(libraries=libraries)
-        return await asyncio.to_thread(
-            self._register, request, document, read.name, LIBRARY_REGISTERED
-        )
+        make = partial(RegistrationDocument, libraries=libraries)
+        return await asyncio.to_thread(self._register, request, make, read.name, LIBRARY_REGISTERED)
 
     def _register(
-        self, request: Request, document: RegistrationDocument, name: str, reply: bytes
+        self, request: Request, make: Callable[[], RegistrationDocument], name: str, reply: bytes
     ) -> Response:
         """Register in a thread, which ends also if the client disconnects."""
         with audited(Change(request, "register", [name])) as change:
+            document = make()
             request.require_still()
             registered = self._node.register(document, tenant=request.grant.tenant)
             change.names = tuple(entry(r.kind, r.name, r.version) for r in registered)
@@ -261,7 +264,8 @@ def _route(
             "requestBody": {"content": {_BSON.decode(): {}}},
             "responses": {"200": {"description": "Done", "content": content}, "default": text},
         }
-    return Route(ANY_METHOD, path, handler, right, operation, text_problem)
+    change = "register" if right is Right.REGISTER else ""
+    return Route(ANY_METHOD, path, handler, right, operation, text_problem, change=change)
 
 
 def adapter(context: AdapterContext) -> Adapter:
