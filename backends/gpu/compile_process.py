@@ -263,9 +263,10 @@ def _confine(job: Job, readable: Collection[str], furnish: Callable[[Path], obje
     if was_root:
         with contextlib.suppress(OSError):
             give_to_nobody(folder)
-        closed = lockdown.reveal(readable, mounts=in_memory)
+        closed = lockdown.reveal((*readable, job.folder), mounts=in_memory)
         if closed:
             raise BackendUnavailable(job.backend, f"others than root cannot enter {closed}")
+        os.chdir(folder)  # it has been mounted again if it was in a closed folder
     lockdown.leave_namespaces(user=not was_root)
     lockdown.drop_identity()
     libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)  # changing the user has taken it back

@@ -186,13 +186,10 @@ def give_up_rights(loaded: Loaded, settings: HostSettings) -> dict[str, str]:
     was_root = os.geteuid() == 0
     if was_root:
         give_to_nobody(folder)
-        closed = lockdown.reveal(loaded.readable, mounts=in_memory)
+        closed = lockdown.reveal((*loaded.readable, str(folder)), mounts=in_memory)
         if closed:
-            raise BackendUnavailable(
-                settings.backend,
-                f"others than root cannot enter {closed}, where the compiler is installed",
-                f"install Dandelion elsewhere, or let others enter: chmod o+x {closed}",
-            )
+            raise _closed_to_others(settings.backend, closed, loaded.readable)
+        os.chdir(folder)  # it has been mounted again if it was in a closed folder
     facts["namespaces"] = lockdown.leave_namespaces(user=not was_root)
     facts["user"] = lockdown.drop_identity()
     if os.geteuid() == 0 and is_really_root():
@@ -217,6 +214,19 @@ def give_up_rights(loaded: Loaded, settings: HostSettings) -> dict[str, str]:
         )
     facts["landlock"] = f"ABI {abi}; readable: the compiler's files; writable: a folder {where}"
     return facts
+
+
+def _closed_to_others(backend: str, closed: str, readable: tuple[str, ...]) -> BackendUnavailable:
+    """Give the error of a folder that the user of hosts cannot enter."""
+    if any(Path(path).is_relative_to(closed) for path in readable):
+        what, remedy = "the compiler is installed", "install Dandelion elsewhere"
+    else:
+        what, remedy = "temporary files are kept", "set TMPDIR to another folder"
+    return BackendUnavailable(
+        backend,
+        f"others than root cannot enter {closed}, where {what}",
+        f"{remedy}, or let others enter: chmod o+x {closed}",
+    )
 
 
 def is_really_root() -> bool:

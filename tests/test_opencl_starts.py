@@ -1,0 +1,71 @@
+"""Kernel hosts where the system refuses something: closed folders, limits."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dandelion.backends.gpu.compile_process import compile_apart
+from dandelion.backends.gpu.source import CodeFormat, LoadedCode
+
+from dandelion.confinement.lockdown import landlock_abi
+from dandelion.driver import load_driver
+from dandelion.errors import BackendUnavailable
+from dandelion.function import digest_of
+
+from .kernel_attacks import CONFINED, attacker
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="hosts keep the user of their node")
+pytestmark = pytest.mark.skipif(landlock_abi() < 2, reason="this kernel has no Landlock")
+
+
+@pytest.fixture(autouse=True)
+def _available() -> None:
+    try:
+        load_driver("opencl").factory().probe()
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of temporary files, which only root can enter; those above it are open."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        folder = Path(name) / "closed"
+        folder.mkdir(mode=0o700)
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        yield folder
+
+
+def changed(line: str) -> tuple[str, ...]:
+    """Give the command of a template that does something else first."""
+    return (*CONFINED[:-1], CONFINED[-1].replace("sys.exit", f"{line}; sys.exit"))
+
+
+@AS_ROOT
+def test_hosts_work_in_a_folder_that_only_root_can_enter(closed: Path) -> None:
+    with attacker(CONFINED) as who:
+        assert who.engine._folders._folder.parent == closed
+        assert who.attack([("getpid",)])[0] == [who.pid()]
+
+
+@AS_ROOT
+def test_a_folder_that_hosts_cannot_enter_is_named(closed: Path) -> None:
+    """Without mounts, which a container may not allow."""
+    command = changed("h.lockdown.mount_memory = lambda *given: False")
+    with pytest.raises(BackendUnavailable, match=str(closed)) as caught, attacker(command):
+        pass
+    assert "TMPDIR" in caught.value.remedy
+    assert f"chmod o+x {closed}" in caught.value.remedy
+
+
+@AS_ROOT
+def test_sources_are_compiled_in_a_folder_that_only_root_can_enter(closed: Path) -> None:
+    text = b"__kernel void f(__global int *x) { x[0] = 1; }"
+    code = LoadedCode("f.cl", CodeFormat.OPENCL, text, digest_of(text))
+    assert compile_apart("opencl", os.uname().machine, [code]) == (b"",)
+    assert not list(closed.iterdir())
