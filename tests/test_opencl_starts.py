@@ -69,3 +69,11 @@ def test_sources_are_compiled_in_a_folder_that_only_root_can_enter(closed: Path)
     code = LoadedCode("f.cl", CodeFormat.OPENCL, text, digest_of(text))
     assert compile_apart("opencl", os.uname().machine, [code]) == (b"",)
     assert not list(closed.iterdir())
+
+
+def test_the_limit_of_processes_is_named() -> None:
+    """Threads of hosts count, too; the limit does not hold for root, which hosts are not."""
+    command = changed("import resource as r; r.setrlimit(r.RLIMIT_NPROC, (1, 1))")
+    with pytest.raises(BackendUnavailable, match="limit of processes") as caught, attacker(command):
+        pass
+    assert "ulimit -u" in caught.value.remedy

@@ -50,6 +50,7 @@ from .host_runtime import Ahead, HostRuntime
 from .host_template import serve
 from .sequential import SequentialEngine
 from .source import CodeFormat, LoadedCode, with_header
+from .system_limits import limit_of
 
 FOLDER_BYTES = 256 << 20
 """How much the compiler may keep at a time, where the folder lies in memory."""
@@ -163,11 +164,19 @@ def be_host(
             broker.send(Failed(-1, error.record()))
             return 1
         except (Ended, OSError) as error:
-            broker.send(Failed(-1, InternalError(f"a kernel host: {error}").record()))
+            broker.send(Failed(-1, _cause(settings.backend, error).record()))
             return 1
         memory = ArenaMap(memory_fd, settings.memory_bytes)
         EngineProcess(broker, memory).serve(engine)
     return 0
+
+
+def _cause(backend: str, error: Ended | OSError) -> DandelionError:
+    """Give the error of a host that cannot start: a limit of the system, or our bug."""
+    limit = limit_of(error) if isinstance(error, OSError) else None
+    if limit is not None:
+        return BackendUnavailable(backend, *limit)
+    return InternalError(f"a kernel host: {error}")
 
 
 def give_up_rights(loaded: Loaded, settings: HostSettings) -> dict[str, str]:
