@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
+import socket
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from dandelion.backends.gpu.compile_process import compile_apart
+from dandelion.backends.gpu.host_template import HostTemplate
 from dandelion.backends.gpu.source import CodeFormat, LoadedCode
 
 from dandelion.confinement.lockdown import landlock_abi
 from dandelion.driver import load_driver
-from dandelion.errors import BackendUnavailable
+from dandelion.errors import BackendUnavailable, EngineDied
 from dandelion.function import digest_of
 
-from .kernel_attacks import CONFINED, attacker
+from .kernel_attacks import CONFINED, attacker, function
+from .processes import children_of
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="hosts keep the user of their node")
 pytestmark = pytest.mark.skipif(landlock_abi() < 2, reason="this kernel has no Landlock")
@@ -77,3 +83,72 @@ def test_the_limit_of_processes_is_named() -> None:
     with pytest.raises(BackendUnavailable, match="limit of processes") as caught, attacker(command):
         pass
     assert "ulimit -u" in caught.value.remedy
+
+
+@contextmanager
+def descriptors(more: int) -> Iterator[None]:
+    """Allow this process only a few further descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    while taken[-1] <= highest:
+        taken.append(os.open(os.devnull, os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[-1] + 1 + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in taken:
+            os.close(descriptor)
+
+
+def test_a_host_ends_for_another_one_where_there_are_few_descriptors() -> None:
+    with attacker(CONFINED, processes=64) as who:
+        names = [f"F{number}" for number in range(6)]
+        who.attack([("getpid",)], wanted=function(names[0]))
+        with descriptors(9):
+            for name in names[1:]:
+                who.attack([("getpid",)], wanted=function(name))
+            kept = who.engine.hosts()
+            assert 0 < len(kept) < len(names)
+            used = [name for name in names if function(name).identity in kept]
+            assert used == names[-len(kept) :], "those that were called last"
+
+
+def test_the_limit_of_descriptors_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with attacker(CONFINED) as who:
+        who.attack([("getpid",)])
+        monkeypatch.setattr(who.engine._template, "fork", refuse)
+        with pytest.raises(EngineDied, match=r"limit of open files .*ulimit -n"):
+            who.attack([("getpid",)], wanted=function("Other"))
+    with pytest.raises(BackendUnavailable, match="limit of open files"):
+        monkeypatch.setattr(HostTemplate, "fork", refuse)
+        with attacker(CONFINED):
+            pass
+
+
+@pytest.mark.parametrize("call", ["pidfd_open", "socketpair"])
+def test_nothing_is_left_of_a_host_without_descriptors(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def refuse(*given: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def left() -> tuple[int, int, int]:
+        return (
+            len(children_of(who.template)),
+            len(os.listdir("/proc/self/fd")),
+            len(list(who.engine._folders._folder.iterdir())),
+        )
+
+    with attacker(CONFINED) as who:
+        who.attack([("getpid",)])
+        before = left()
+        with monkeypatch.context() as patch:
+            patch.setattr(os if call == "pidfd_open" else socket, call, refuse)
+            with pytest.raises(OSError, match="Too many open files"):
+                who.engine._started()
+        assert left() == before

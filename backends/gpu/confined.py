@@ -45,6 +45,7 @@ from .hosts_ahead import HostsAhead
 from .known_answers import KnownAnswer, KnownAnswers
 from .lowering import Lowering
 from .plan_cache import PlanCache
+from .system_limits import explained, limit_of
 
 if TYPE_CHECKING:
     from .host_runtime import HostRuntime
@@ -91,15 +92,21 @@ class ConfinedEngine(Engine):
         self._used: HostProcess | None = None
         self._closed = False
         self._folders = HostFolders()
-        self._template = template or HostTemplate(options.backend, options.given, runtime)
+        try:
+            self._template = template or HostTemplate(options.backend, options.given, runtime)
+        except OSError as error:
+            self._folders.close()
+            raise self._no_process(error) from None
         self._is_proven = False  # a host was confined, and has run a kernel then
         start = self._start_rival if runtime.without_threads() else None
         self._trials = HostTrials(start, self._end, self._adopt, self._drop, trial_ns)
         try:
             self._ahead = HostsAhead(self._started, self._end)
-        except BaseException:
+        except BaseException as error:
             self._template.close()
             self._folders.close()
+            if isinstance(error, OSError):
+                raise self._no_process(error) from None
             raise
         try:
             first = self._ahead.peek()
@@ -209,10 +216,7 @@ class ConfinedEngine(Engine):
             self._trials.put_off()
         while len(self._hosts) >= self._options.processes():
             self._drop(next(iter(self._hosts)))
-        try:
-            host = self._ahead.take()
-        except OSError as error:
-            raise EngineDied(self.name, f"no further process: {error}") from None
+        host = self._new_host()
         try:
             self._wait(host, call)
         except BaseException:
@@ -220,6 +224,26 @@ class ConfinedEngine(Engine):
             raise
         self._hosts[identity] = host
         return host
+
+    def _new_host(self) -> HostProcess:
+        """Give the host that waits, or a new one.
+
+        Others end for it where the system has a limit: a host takes descriptors, memory, processes.
+
+        Raises:
+            EngineDied: there can be no process although there is no other host any more.
+        """
+        while True:
+            try:
+                return self._ahead.take()
+            except OSError as error:
+                self._trials.put_off()
+                if self._hosts:
+                    self._drop(next(iter(self._hosts)))
+                before = len(self._ending)
+                self._reap(_END_LIMIT_S)
+                if len(self._ending) == before:
+                    raise EngineDied(self.name, f"no further process: {explained(error)}") from None
 
     def _wait(self, host: HostProcess, call: Call) -> None:
         """Wait until a host is confined. The call's time limit begins after it.
@@ -254,16 +278,25 @@ class ConfinedEngine(Engine):
         self._hosts[identity] = host
 
     def _started(self, threads: bool = True) -> HostProcess:
-        return HostProcess(
-            self.name,
-            self._template,
-            self._folders.make(),
-            self._options.backend,
-            self._resource,
-            self._options.size("pool_bytes") or POOL_BYTES,
-            threads,
-            rehearse=not self._is_proven,
-        )
+        folder = self._folders.make()
+        try:
+            return HostProcess(
+                self.name,
+                self._template,
+                folder,
+                self._options.backend,
+                self._resource,
+                self._options.size("pool_bytes") or POOL_BYTES,
+                threads,
+                rehearse=not self._is_proven,
+            )
+        except BaseException:
+            self._folders.remove(folder)
+            raise
+
+    def _no_process(self, error: OSError) -> BackendUnavailable:
+        limit = limit_of(error) or (f"no process for kernels can be started: {error}", "")
+        return BackendUnavailable(self._options.backend, *limit)
 
     def _drop(self, identity: str) -> None:
         """End the host of a function, if there is one."""

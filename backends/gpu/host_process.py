@@ -138,7 +138,11 @@ class HostProcess:
         self._calls = 0
         self._polling = Polling(OF_ENGINE)
         self.memory = HostMemory(name, memory_bytes + ROOM_BYTES)
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:
+            self.memory.close()
+            raise
         self._channel = host_channel(ours)
         settings = HostSettings(
             template.pid,

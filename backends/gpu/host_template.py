@@ -192,13 +192,27 @@ class HostTemplate:
 
 
 class HostChild:
-    """The process of a kernel host, for its broker, which is not its parent."""
+    """The process of a kernel host, for its broker, which is not its parent.
+
+    Args:
+        template: its parent.
+        process: its id. The process is ended if there is an error.
+
+    Raises:
+        OSError: there can be no further descriptor.
+    """
 
     def __init__(self, template: HostTemplate, process: int) -> None:
         self.pid = process
         self._template = template
         self._code: int | None = None
-        self._handle = os.pidfd_open(process)
+        try:
+            self._handle = os.pidfd_open(process)
+        except OSError:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)  # its id is not free before it is reaped
+            template.reap(process)
+            raise
 
     def wait(self, limit_s: float | None = None) -> int | None:
         """Wait for its end, and give its exit code; None if it takes longer than the limit."""
