@@ -152,3 +152,11 @@ def test_nothing_is_left_of_a_host_without_descriptors(
             with pytest.raises(OSError, match="Too many open files"):
                 who.engine._started()
         assert left() == before
+
+
+def test_errors_name_the_device_as_the_node_does() -> None:
+    """The template opens it under another name, beside one without threads."""
+    fault = "(_ for _ in ()).throw(o.DeviceFault(self.name, 'launch', 'refused'))"
+    command = changed(f"o.OpenClDevice._launch = lambda self, *given: {fault}")
+    with attacker(command) as who, pytest.raises(BackendUnavailable, match="opencl:cpu: launch"):
+        who.attack([("getpid",)])

@@ -74,16 +74,18 @@ class GpuFactory(EngineFactory):
             engine.standby = options.flag("standby")
         return engine
 
-    def sequential(self, resource: str, kept_bytes: int = 0) -> SequentialEngine:
+    def sequential(self, resource: str, kept_bytes: int = 0, name: str = "") -> SequentialEngine:
         """Start the engine that runs kernels itself, in this process.
 
         Args:
             kept_bytes: see `SequentialEngine`.
+            name: of the device, for errors; by default the one that it has by its resource.
         """
         self.drop_template()
         options = self._options
         device = self._warm.pop(resource) if resource in self._warm else self.device(resource)
         device.open()
+        device.name = name or device.name
         try:
             self._memory_bytes = device.properties().memory_bytes
         except DandelionError:

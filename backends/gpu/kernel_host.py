@@ -152,7 +152,8 @@ def be_host(
                 os.environ.update(runtime.without_threads())
             facts = give_up_rights(loaded, settings)
             runtime.forked(settings.threads)
-            engine = driver.factory().sequential(resource, settings.memory_bytes)
+            name = f"{settings.backend}:{settings.resource or '0'}"  # as the node calls it
+            engine = driver.factory().sequential(resource, settings.memory_bytes, name)
             broker.send(Ready(driver.name, engine.name, (), "", engine.capacity))
             facts |= runtime.opened()
             if settings.rehearse or loaded.ahead is None or not settings.threads:
