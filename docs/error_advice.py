@@ -94,9 +94,10 @@ ADVICE = {
         "Read what it wrote to standard error, at the end of the message.",
     ),
     "Faulted": Advice(
-        "A kernel or native function used an address that is not its own, or broke an assertion.",
+        "A kernel or native function used an address that is not its own, or broke an assertion. "
+        "On a processor, the arrays that a kernel declares may also be larger than the stack.",
         "Check sizes and indices. A kernel needs `if (i < count)` where the grid is larger than "
-        "the data.",
+        "the data. Put large arrays into a buffer.",
     ),
     "Unauthorized": Advice(
         "A function opened a file or a socket, or started a thread or a process.",

@@ -331,6 +331,13 @@ def test_a_fault_costs_its_own_call(confined: Attacker, name: str) -> None:
     assert confined.attack([("getpid",)])[0] == [other]
 
 
+@pytest.mark.parametrize("name", ["far", "stack"])
+def test_the_error_of_a_bad_address_names_both_causes(confined: Attacker, name: str) -> None:
+    bad = function(f"Cause{name}", STRAY % FAULTS[name])
+    with pytest.raises(Faulted, match=r"outside of its buffers, .* private arrays"):
+        confined.run(confined.call(bad, packed([("getpid",)]), b"x"))
+
+
 def test_nothing_is_left_of_an_engine() -> None:
     with attacker(CONFINED, processes=1) as who:
         folder = who.engine._folders._folder

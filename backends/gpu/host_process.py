@@ -376,7 +376,10 @@ class HostProcess:
             name = f"signal {-code}"
         words = f"its process ended by {name}"
         if code in _OUTSIDE:
-            words += ", as happens when a kernel reads or writes outside of its buffers"
+            words += (
+                ", as happens when a kernel reads or writes outside of its buffers, or has private "
+                "arrays that are larger than the stack (usually 8 MiB)"
+            )
         return HostEnded(words, killed=code == -signal.SIGKILL)
 
     # its end
