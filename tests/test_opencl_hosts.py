@@ -226,8 +226,21 @@ def test_no_function_is_blamed_for_the_end_of_the_template(tmp_path: Path) -> No
             who.attack([("getpid",)], wanted=wanted)
 
 
-def test_no_device_says_what_pocl_needs() -> None:
+@pytest.mark.parametrize("value", ["", "nonsense"])
+def test_no_device_names_the_variable_that_hides_it(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("POCL_DEVICES", value)
+    bare = SimpleNamespace(get_platforms=list, Error=RuntimeError)
+    with pytest.raises(BackendUnavailable) as caught:
+        pocl.opencl_devices(bare)
+    assert f"POCL_DEVICES (now '{value}')" in caught.value.remedy
+    assert "pip install" not in caught.value.remedy
+
+
+def test_no_device_says_what_pocl_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """PoCL has no device if its user has no cache folder, as a service without a home."""
+    monkeypatch.delenv("POCL_DEVICES", raising=False)
     bare = SimpleNamespace(get_platforms=list, Error=RuntimeError)
     with pytest.raises(BackendUnavailable) as caught:
         pocl.opencl_devices(bare)

@@ -23,6 +23,9 @@ from dandelion.errors import BackendUnavailable
 
 REMEDY = "pip install 'dandelion-engine[opencl]'"
 
+DEVICES = "POCL_DEVICES"
+"""The environment variable that names the kinds of devices that PoCL has."""
+
 _RECORD_WORDS = 256
 _TRIPLE = b"x86_64-"
 _UNKNOWN = b"generic\0"
@@ -149,12 +152,21 @@ def _flags() -> frozenset[str]:
     return frozenset(text.partition("flags")[2].partition("\n")[0].split())
 
 
+def _remedy() -> str:
+    """How to get a device; one may be there that is not to be used."""
+    if DEVICES in os.environ:
+        return f"unset {DEVICES} (now '{os.environ[DEVICES]}') or set it to a device of PoCL"
+    return REMEDY
+
+
 def opencl_devices(cl: Any) -> dict[str, Any]:
     """All devices by the names that resources have, GPUs first: gpu, gpu1, cpu."""
     try:
         found = [device for platform in cl.get_platforms() for device in platform.get_devices()]
     except cl.Error as error:
-        raise BackendUnavailable("opencl", f"no OpenCL platform ({error})", REMEDY) from None
+        raise BackendUnavailable("opencl", f"no OpenCL platform ({error})", _remedy()) from None
+    if not found and DEVICES in os.environ:
+        raise BackendUnavailable("opencl", "no OpenCL device", _remedy())
     if not found:
         remedy = f"{REMEDY}, and a cache folder that this user can write (XDG_CACHE_HOME)"
         raise BackendUnavailable("opencl", "no OpenCL device", remedy)

@@ -15,7 +15,7 @@ from . import pocl, pocl_spawn
 from .host_runtime import Ahead, HostRuntime
 from .pocl_threads import Postponed
 
-_DEVICES, _CACHE_FOLDER = "POCL_DEVICES", "POCL_CACHE_DIR"
+_DEVICES, _CACHE_FOLDER = pocl.DEVICES, "POCL_CACHE_DIR"
 _WITHOUT_THREADS = "basic cpu-minimal"  # the same device, by its name before and since PoCL 4
 _KNOWN = " PoCL 3."
 """Of these versions it is known how they start threads. Since version 6, opening needs answers of
