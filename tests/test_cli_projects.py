@@ -462,6 +462,28 @@ def test_dev_goes_on_after_a_file_that_never_ends(app: Path) -> None:
         assert dev.end() == 0, "also while one is loaded"
 
 
+@pytest.mark.parametrize("said", ["serves", "begun"])
+def test_ctrl_c_while_dev_loads_a_file_says_nothing(app: Path, said: str) -> None:
+    """A terminal sends it to the node, its engines and the process that loads the file."""
+    slow = "import time\n\nprint('begun', flush=True)\ntime.sleep(60)\n"
+    app.write_text(slow + app.read_text())
+    with subprocess.Popen(
+        [sys.executable, "-m", "dandelion", "dev", str(app), "--port", "0"],
+        env={**os.environ, "DANDELION_BACKENDS": "null,process"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as dev:
+        assert dev.stdout is not None
+        assert any(said in line for line in dev.stdout)
+        os.killpg(dev.pid, signal.SIGINT)
+        lines, errors = dev.communicate(timeout=30)
+    assert dev.returncode == 0
+    assert not errors
+    assert lines in ("", "begun\n")
+
+
 def test_dev_removes_what_the_file_no_longer_defines(app: Path) -> None:
     dev = Development(app)
     try:

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["errors", "extension_modules"],
-    ["search_path", "entry_points"],
+    ["search_path", "entry_points", "interrupts"],
     ["addresses"],
     ["checked_resolver"],
     ["deadline", "polling", "priority", "sizes", "tenant_places", "timers"],

@@ -48,7 +48,8 @@ def run(arguments: Arguments, out: Output) -> int:
     flags |= wheel_flags(path, arguments.wheels)
     settings = load_settings(None, os.environ, flags)
     settings = msgspec.structs.replace(settings, host="127.0.0.1", frontends=1)
-    uvloop.run(_Development(Node(settings), path, out).serve())
+    with contextlib.suppress(KeyboardInterrupt):  # before the server takes signals
+        uvloop.run(_Development(Node(settings), path, out).serve())
     return 0
 
 
@@ -121,21 +122,20 @@ class _Development:
         loading = Loading(self._path)
         work = asyncio.create_task(asyncio.to_thread(loading.result))
         slow_s = time.monotonic() + SLOW_S
+        is_outdated = False
         try:
             while not (await asyncio.wait({work}, timeout=LOOK_S))[0]:
                 self._show()
-                if self._has_changed():
+                if is_outdated := self._has_changed():
                     break
                 if time.monotonic() > slow_s:
                     slow_s = math.inf
                     self._out.line(f"{_clock()} {self._path} is still being loaded")
         finally:
             loading.end()
-        if work.done():
-            return work
-        with contextlib.suppress(DandelionError):
-            await work
-        return None
+            await asyncio.wait({work})
+            work.exception()  # else asyncio reports that of a process that was ended here
+        return None if is_outdated else work
 
     async def _remove_others(self, registered: Iterable[Registered]) -> None:
         """Remove what the file defined before; what something else uses stays until it does not."""

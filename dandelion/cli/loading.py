@@ -1,7 +1,8 @@
 """Loads a user's Python file in a process of its own, and gives what it describes.
 
 A file may be edited and loaded again and again, may print, and may end its process. So it is loaded
-by ``python -m dandelion.cli.loading FILE FD``, which writes a `Loaded` to the descriptor.
+by ``python -m dandelion.cli.loading FILE FD``, which writes a `Loaded` to the descriptor. Ctrl-C in
+a terminal reaches both processes: this one ignores it, and is ended by the other one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dandelion.cli.sources import ProgramFailed, read_sources, users_traceback
 from dandelion.documents import RegistrationDocument
 from dandelion.errors import DandelionError, ErrorRecord, from_record
 from dandelion.frontend.records import encode_document, read_document
+from dandelion.interrupts import blocked_interrupts, ignore_interrupts
 from dandelion.search_path import environment
 
 
@@ -50,7 +52,8 @@ class Loading:
         command = [sys.executable, "-m", "dandelion.cli.loading", str(path), str(write)]
         self._answer = os.fdopen(read, "rb")
         try:
-            self._process = subprocess.Popen(command, pass_fds=[write], env=environment())
+            with blocked_interrupts():
+                self._process = subprocess.Popen(command, pass_fds=[write], env=environment())
         except BaseException:
             self._answer.close()
             raise
@@ -100,6 +103,7 @@ def load_program(path: Path) -> tuple[RegistrationDocument, tuple[str, ...]]:
 def main() -> int:
     """Load the file that the arguments name."""
     path, descriptor = Path(sys.argv[1]), int(sys.argv[2])
+    ignore_interrupts()
     os.set_inheritable(descriptor, False)
     loaded = _load(path)
     with os.fdopen(descriptor, "wb") as answer:

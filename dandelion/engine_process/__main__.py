@@ -24,6 +24,7 @@ from dandelion.engine_process.descriptors import DescriptorChannel
 from dandelion.engine_process.messages import Failed, request_channel
 from dandelion.engine_process.serving import EngineProcess
 from dandelion.errors import DandelionError
+from dandelion.interrupts import ignore_interrupts
 from dandelion.memory import ArenaMap
 from dandelion.polling import OF_ENGINE
 
@@ -33,7 +34,8 @@ _PR_SET_PDEATHSIG = 1
 def main(arguments: list[str]) -> int:
     """Serve an engine; the arguments are those of the module's text."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    ignore_interrupts()
+    for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the node decides; killed, it would leave files
     socket_fd, descriptors_fd, arena_fd, arena_bytes, resource, spin_us, options, *backends = (
         arguments

@@ -25,6 +25,7 @@ from dandelion.engine_process.descriptors import DescriptorChannel, descriptor_c
 from dandelion.engine_process.messages import Failed, Open, Ready, Reply, reply_channel
 from dandelion.errors import DandelionError, EngineDied, from_record
 from dandelion.executors.failures import to_dandelion_error
+from dandelion.interrupts import blocked_interrupts
 from dandelion.memory import ArenaMap
 from dandelion.search_path import environment, small_environment
 
@@ -163,12 +164,13 @@ class Processes:
         self, peer: int, descriptors: int, arena: int, arena_bytes: int, env: dict[str, str]
     ) -> subprocess.Popen[bytes]:
         place = map(str, (peer, descriptors, arena, arena_bytes))
-        return subprocess.Popen(
-            [sys.executable, "-m", "dandelion.engine_process", *place, *self._arguments],
-            pass_fds=[fd for fd in (peer, descriptors, arena) if fd >= 0],
-            stdin=subprocess.DEVNULL,
-            env=env,
-        )
+        with blocked_interrupts():
+            return subprocess.Popen(
+                [sys.executable, "-m", "dandelion.engine_process", *place, *self._arguments],
+                pass_fds=[fd for fd in (peer, descriptors, arena) if fd >= 0],
+                stdin=subprocess.DEVNULL,
+                env=env,
+            )
 
     def _opened(self, process: Process, device_bytes: int) -> Reply | None:
         """Make a process the one that is used; gives its first message."""
