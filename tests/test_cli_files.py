@@ -201,6 +201,15 @@ def document():
 """
 
 
+DECLARED = """
+import dandelion as dd
+
+@dd.function({})
+def {}({}: str) -> int:
+    return 1
+"""
+
+
 @pytest.mark.parametrize(
     ("program", "found"),
     [
@@ -209,6 +218,11 @@ def document():
         (WITH_TEXT, r"x\.py: compositions\[0\]"),
         ("x = 1", "nothing to register"),
         ("raise ValueError('no')", "ValueError: no"),
+        (DECLARED.format("", "größe", "x"), r"x\.py: function größe: 'größe' is not a valid id"),
+        (DECLARED.format("", "f", "名前"), r"x\.py: function f: inputs\[0\]: '名前' is not"),
+        (DECLARED.format("batching=dd.Batching(('y',))", "f", "x"), "'y' is not an input set"),
+        (DECLARED.format("limits={'wall_s': -1}", "f", "x"), "f: limits: wall_s is -1"),
+        (DECLARED.format("limits={'wall_s': 9999}, secrets={'x': 'KEY'}", "f", "x"), ""),
     ],
 )
 def test_check_a_python_file(command: Command, tmp_path: Path, program: str, found: str) -> None:

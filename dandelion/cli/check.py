@@ -1,14 +1,17 @@
 """``dandelion check``: check compositions and blueprints without a node or a device.
 
 Declarations of functions in a text are assumed to be right. A Python file is loaded; what it
-describes is checked, not the code of its functions. It is loaded only if it is named. Sources and
-binaries of a blueprint are checked if they are in the same folder. In a folder, JSON files that are
-neither blueprints nor registration documents are skipped; a file that is named must be one of them.
+describes is checked, not the code of its functions. It is loaded only if it is named. A function is
+checked as at registration, but for what a node sets: its limits, the names of its secrets. Sources
+and binaries of a blueprint are checked if they are in the same folder. In a folder, JSON files that
+are neither blueprints nor registration documents are skipped; a file that is named must be one of
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +25,18 @@ from dandelion.cli.sources import ProgramFailed
 from dandelion.data import SetSpec
 from dandelion.dataflow.language import parse
 from dandelion.dataflow.validate import check_module
-from dandelion.documents import RegistrationDocument
-from dandelion.errors import InvalidBlueprint, InvalidComposition, InvalidInput, Problem
+from dandelion.documents import FunctionDocument, RegistrationDocument
+from dandelion.errors import (
+    InvalidBlueprint,
+    InvalidComposition,
+    InvalidFunction,
+    InvalidInput,
+    Problem,
+)
 from dandelion.frontend.records import read_document
 from dandelion.function import CodeObject, Function, FunctionSpec, digest_of
 from dandelion.node.loaded_backends import load_checkers
+from dandelion.registration.declarations import check_declaration
 
 _NAME_PROGRAMS = "Python files are checked if they are named"
 _FORMAT = "blueprint"  # format of code objects
@@ -115,7 +125,7 @@ def _document(path: Path) -> list[Problem]:
         document = read_document(path.read_bytes(), "application/json")
     except InvalidInput as error:
         return [Problem("document", error.message, error.where)]
-    return _compositions(document)
+    return _described(document)
 
 
 def _program(path: Path) -> list[Problem]:
@@ -123,7 +133,23 @@ def _program(path: Path) -> list[Problem]:
         document, _ = load_program(path)
     except (ProgramFailed, InvalidInput) as error:
         return [Problem("program", str(error))]
-    return list(_placed(path, _compositions(document)))
+    return list(_placed(path, _described(document)))
+
+
+def _described(document: RegistrationDocument) -> list[Problem]:
+    functions = (_declaration(function) for function in document.functions)
+    return [*itertools.chain.from_iterable(functions), *_compositions(document)]
+
+
+def _declaration(function: FunctionDocument) -> Sequence[Problem]:
+    """Check a function as registration does, for a node with its limits and its secrets."""
+    secrets = tuple(function.secrets.values())
+    try:
+        where = f"function {function.name}"
+        check_declaration(where, function, function.limits, lambda: secrets)
+    except InvalidFunction as error:
+        return error.problems
+    return ()
 
 
 def _compositions(document: RegistrationDocument) -> list[Problem]:
