@@ -98,6 +98,9 @@ def test_adding_counting_deleting_and_expiring(server: Path, direct: redis.Redis
             assert 0 < direct.ttl("lock") <= 60
             count = store_call("kv", "KvIncrement", {"a": "s n", "b": "s n\nby: -3", "c": "s n"})
             assert texts(await e.run(count)) == {"a": b"1", "b": b"-2", "c": b"-1"}
+            ends = {"a": "s m\nby: 9223372036854775807", "b": "s l\nby: -9223372036854775808"}
+            summed = texts(await e.run(store_call("kv", "KvIncrement", ends)))
+            assert summed == {"a": b"9223372036854775807", "b": b"-9223372036854775808"}
             gone = store_call("kv", "KvDelete", {"a": "s n", "b": "s lock", "c": "s no"})
             done = await e.run(gone)
             assert [texts(done, n) for n in (0, 1)] == [
@@ -113,7 +116,9 @@ def test_adding_counting_deleting_and_expiring(server: Path, direct: redis.Redis
     ("function", "text", "hint"),
     [
         ("KvIncrement", "s n\nby: 1.5", "whole number"),
-        ("KvIncrement", "s n\nby: 9999999999999999999", "whole number"),
+        ("KvIncrement", "s n\nby: 9999999999999999999", "from -9223372036854775808 to 9223"),
+        ("KvIncrement", "s n\nby: 9223372036854775808", "to 9223372036854775807"),
+        ("KvIncrement", "s n\nby: -9223372036854775809", "from -9223372036854775808"),
         ("KvGet", "s n\nttl: 5", "unknown option"),
         ("KvGet", "s " + "k" * 1025, "1024 bytes"),
         ("KvGet", "s a\tb", "control character"),

@@ -17,7 +17,9 @@ from ..stores.failures import ItemFailed, ItemRefused
 from ..stores.jobs import Job
 
 TTL_LIMIT_S = 10 * 365 * 86_400
-_NUMBER = re.compile(r"-?\d{1,18}")
+_NUMBER = re.compile(r"-?[0-9]{1,19}")
+_LARGEST = 2**63 - 1
+"""Of the numbers of a store, which have 64 bits and a sign."""
 _CODE = re.compile(r"[A-Z]{2,32}\b")
 _TRANSIENT = frozenset(
     {"LOADING", "BUSY", "TRYAGAIN", "MASTERDOWN", "CLUSTERDOWN", "OOM", "NOREPLICAS", "READONLY"}
@@ -50,8 +52,9 @@ def command_of(operation: str, job: Job[Any]) -> Command:
             return "DEL", key
         case "increment":
             by = job.request.options.get("by", "1")
-            if not _NUMBER.fullmatch(by):
-                raise ItemRefused(f"option 'by' is '{by[:80]}', expected a whole number")
+            if not _NUMBER.fullmatch(by) or not -_LARGEST - 1 <= int(by) <= _LARGEST:
+                expected = f"expected a whole number from {-_LARGEST - 1} to {_LARGEST}"
+                raise ItemRefused(f"option 'by' is '{by[:80]}', {expected}")
             return "INCRBY", key, int(by)
         case "add":
             return "SET", key, job.content, *_ttl(job), "NX"
