@@ -124,7 +124,7 @@ class SqliteCatalog(MemoryCatalog):
         self._folder = folder
         self._closed = False
         with contextlib.ExitStack() as opened:
-            with reported(folder / self.FILE):
+            with _described(folder / self.FILE), reported(folder / self.FILE):
                 self._lock_fd = _own(folder)
                 opened.callback(os.close, self._lock_fd)
                 self._db = _connect(folder / self.FILE)
@@ -294,6 +294,21 @@ def _own(folder: Path) -> int:
         os.close(fd)
         raise
     return fd
+
+
+@contextlib.contextmanager
+def _described(path: Path) -> Iterator[None]:
+    """Add to errors of opening what an operator can do."""
+    try:
+        yield
+    except CatalogLost:  # it has a remedy
+        raise
+    except CatalogCorrupt as error:
+        remedy = (
+            f"restore {path.parent} from a copy; or start with an empty catalogue, which loses all "
+            f"registered records: move {path} and {path.with_name('blobs')} away"
+        )
+        raise CatalogCorrupt(error.path, f"{error.message}; {remedy}") from None
 
 
 def _connect(path: Path) -> sqlite3.Connection:

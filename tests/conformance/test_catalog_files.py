@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -121,8 +122,22 @@ def test_a_newer_schema_is_refused(folder: Path) -> None:
     with pytest.raises(CatalogCorrupt) as caught:
         open_catalog(f"sqlite:{folder}")
     assert "99" in caught.value.message
+    assert f"restore {folder} from a copy" in caught.value.message
     with contextlib.closing(sqlite3.connect(folder / "catalog.sqlite")) as db:
         db.execute("PRAGMA user_version = 1")
+    with opened(folder):
+        pass
+
+
+def test_what_the_error_of_a_newer_schema_says_can_be_done(folder: Path) -> None:
+    with opened(folder) as catalog:
+        catalog.register(a_function())
+    with contextlib.closing(sqlite3.connect(folder / "catalog.sqlite")) as db:
+        db.execute("PRAGMA user_version = 99")
+    with pytest.raises(CatalogCorrupt, match=r"move .*sqlite and .*blobs away"):
+        open_catalog(f"sqlite:{folder}")
+    (folder / "catalog.sqlite").unlink()
+    shutil.rmtree(folder / "blobs")
     with opened(folder):
         pass
 
