@@ -348,6 +348,18 @@ def test_doctor_ends_with_a_verdict() -> None:
     assert [*doctor.lines_of(nothing, findings[:-1])][-1].startswith("verdict: a node cannot")
 
 
+def test_a_backend_without_its_sandbox_does_not_work() -> None:
+    findings = [
+        doctor.Finding("memory", "arena", True, "memfd"),
+        doctor.Finding("backend", "opencl:cpu", True, "pthread"),
+        doctor.Finding("sandbox", "opencl", False, "others than root cannot enter /root/tmp"),
+        doctor.Finding("backend", "process:0", True, "core 0"),
+        doctor.Finding("sandbox", "process: user", True, "65534 (nobody)"),
+    ]
+    verdict = doctor.judge(findings)
+    assert (verdict.works, verdict.does_not_work) == (("process",), ("opencl",))
+
+
 def test_doctor_shows_cores_as_one_line() -> None:
     cores = [doctor.Finding("backend", f"p:{n}", True, f"core {n} (runs p)") for n in range(64)]
     others = [doctor.Finding("backend", "q:0", True, "core 0 (runs q)")]

@@ -77,6 +77,7 @@ class Verdict(msgspec.Struct, frozen=True):
 def judge(findings: Sequence[Finding]) -> Verdict:
     """Summarize the findings."""
     backends = {f.name.partition(":")[0]: f.works for f in findings if f.area == "backend"}
+    backends |= {f.name: False for f in findings if f.area == "sandbox" and not f.works}
     works = tuple(name for name, good in backends.items() if good)
     missing = tuple(name for name, good in backends.items() if not good)
     memory = all(f.works for f in findings if f.area == "memory")
