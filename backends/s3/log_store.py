@@ -7,6 +7,7 @@ with ``If-None-Match: *``; a service that ignores these conditions must not be u
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -102,7 +103,7 @@ class S3LogStore(LogStore):
 
     def _check_conditions(self) -> None:
         """Refuse a service that replaces objects under a condition that does not hold."""
-        path = f"{self._prefix}check"
+        path = f"{self._prefix}check-{secrets.token_hex(8)}"  # nodes may start at the same time
         obstore.put(self._client, path, b"1", use_multipart=False)
         modes: list[Any] = ["create", {"e_tag": '"00000000000000000000000000000000"'}]
         for mode in modes:

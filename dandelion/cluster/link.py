@@ -21,14 +21,12 @@ from dandelion.cluster.messages import Leave, Message, Ping, Pong, Welcome
 from dandelion.cluster.wire_sets import pack, unpack, whole_regions
 from dandelion.driver import InstanceSets
 from dandelion.errors import (
+    BackendUnavailable,
     Cancelled,
-    CatalogUnavailable,
-    ContextFull,
     DandelionError,
-    DiskFull,
-    EngineDied,
     NodeLost,
-    Overloaded,
+    NoEngine,
+    QuotaExceeded,
     TooLarge,
     from_record,
 )
@@ -39,8 +37,8 @@ from dandelion.scheduler import CallState, Flow
 LEAST_DEADLINE_S = 0.001
 PINGS_LIMIT = 16
 """Of heartbeats that are not answered."""
-PASSING = (Overloaded, ContextFull, DiskFull, EngineDied, Cancelled, CatalogUnavailable)
-"""Errors of a node that refused a call and may take it later; after others it is asked no more."""
+LASTING = (QuotaExceeded, BackendUnavailable, NoEngine)
+"""Errors of a node that will never run a call that it refused. After others it may do so later."""
 
 log = logging.getLogger("dandelion.cluster")
 
@@ -253,11 +251,11 @@ class OutLink(ControlEnd):
         self.exchange.forget(message.gone)
         self._off(message.call, sent)
         error = from_record(message.error)
-        passes = isinstance(error, PASSING)
-        self.on_load(sent.backend, message.refused and passes, message)
+        lasts = isinstance(error, LASTING)
+        self.on_load(sent.backend, message.refused and not lasts, message)
         events = self._hub.around.events
         if message.refused:
-            if not passes:
+            if lasts:
                 call.refusals = {**(call.refusals or {}), self.peer: error}
             events.failed(call, NodeLost(self.peer, f"it took no call: {error}"), begun=False)
         else:

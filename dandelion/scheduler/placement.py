@@ -99,14 +99,8 @@ class Engines:
         """Return the lane of calls with these `Needs`. It is empty if no suitable engine is up."""
         if constants_bytes < LARGE_CONSTANTS_BYTES:
             constants_bytes = 0
-        needs = (
-            formats,
-            demand,
-            alone,
-            constants_bytes,
-            here,
-            barred,
-        )  # a `Needs` is made for new ones
+        # A `Needs` is made for new ones.
+        needs = (formats, demand, alone, constants_bytes, here, barred)
         found = self._of_needs.get(needs)
         if found is None:
             if len(self._of_needs) >= _KNOWN_NEEDS:

@@ -75,6 +75,20 @@ def test_a_head_is_replaced_by_one_of_many(place: Place) -> None:
         store.swap(b"late", first)
 
 
+def test_nodes_that_start_at_the_same_time_find_one_first_head(place: Place) -> None:
+    """Each tests what the service does with conditions; they do not disturb each other."""
+
+    def begin(number: int) -> bool:
+        try:
+            opened_store(*place).swap(b"by %d" % number, "")
+        except Outdated:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(begin, range(24))) == 1
+
+
 def test_objects(place: Place) -> None:
     store = opened_store(*place)
     large = os.urandom(6 << 20)
