@@ -17,7 +17,7 @@ from .pocl_threads import Postponed
 
 _DEVICES, _CACHE_FOLDER = pocl.DEVICES, "POCL_CACHE_DIR"
 _WITHOUT_THREADS = "basic cpu-minimal"  # the same device, by its name before and since PoCL 4
-_KNOWN = " PoCL 3."
+KNOWN_VERSION = " PoCL 3."
 """Of these versions it is known how they start threads. Since version 6, opening needs answers of
 the threads."""
 _BOTH = "pthread basic"
@@ -68,7 +68,11 @@ class PoclRuntime(HostRuntime):
     def ahead(self) -> Ahead | None:
         cl = pocl.binding()
         platforms = cl.get_platforms()
-        if _DEVICES in os.environ or len(platforms) != 1 or _KNOWN not in platforms[0].version:
+        if (
+            _DEVICES in os.environ
+            or len(platforms) != 1
+            or KNOWN_VERSION not in platforms[0].version
+        ):
             return None
         postponed = Postponed()
         if not postponed.install():
