@@ -20,7 +20,7 @@ from dandelion.backends.gpu.source import CodeFormat, LoadedCode
 
 from dandelion.confinement.lockdown import landlock_abi
 from dandelion.driver import load_driver
-from dandelion.errors import BackendUnavailable, EngineDied
+from dandelion.errors import BackendUnavailable, DeviceFault, EngineDied
 from dandelion.function import digest_of
 
 from .kernel_attacks import CONFINED, attacker, function
@@ -161,7 +161,7 @@ def test_nothing_is_left_of_a_host_without_descriptors(
 
 def test_errors_name_the_device_as_the_node_does() -> None:
     """The template opens it under another name, beside one without threads."""
-    fault = "(_ for _ in ()).throw(o.DeviceFault(self.name, 'launch', 'refused'))"
-    command = changed(f"o.OpenClDevice._launch = lambda self, *given: {fault}")
-    with attacker(command) as who, pytest.raises(BackendUnavailable, match="opencl:cpu: launch"):
-        who.attack([("getpid",)])
+    refused = "(_ for _ in ()).throw(MemoryError('refused'))"
+    command = changed(f"o.SharedRange = lambda *given: {refused}")
+    with pytest.raises(DeviceFault, match="opencl:cpu: allocate"), attacker(command):
+        pass
