@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+import pytest
 from dandelion.backends.gpu.confined import ConfinedEngine
 from dandelion.backends.gpu.host_template import HostTemplate
 from dandelion.backends.opencl import OpenClDriver
 
 from dandelion.confinement.syscalls import native
 from dandelion.data import Item, ItemSet, SetSpec
-from dandelion.driver import Call
+from dandelion.driver import Call, load_driver
+from dandelion.errors import BackendUnavailable
 from dandelion.function import CodeObject, Function, FunctionSpec, Limits, digest_of
 from dandelion.memory import HeapDomain
 
@@ -204,6 +206,14 @@ def attacker(
         yield Attacker(engine)
     finally:
         engine.close()
+
+
+def skip_without_opencl() -> None:
+    """For fixtures of modules whose tests all need the device."""
+    try:
+        load_driver("opencl").factory().probe()
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
 
 
 def text(*parts: str | Path | bytes) -> tuple[bytes, list[At]]:

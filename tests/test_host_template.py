@@ -19,10 +19,9 @@ from dandelion.backends.gpu.host_template import HostChild, HostTemplate
 from dandelion.backends.opencl import OpenClDriver, OpenClFactory
 
 from dandelion.confinement.lockdown import landlock_abi
-from dandelion.driver import load_driver
 from dandelion.errors import BackendUnavailable, EngineDied
 
-from .kernel_attacks import CONFINED, SOURCE, Attacker, attacker, function
+from .kernel_attacks import CONFINED, SOURCE, Attacker, attacker, function, skip_without_opencl
 
 ROOT = Path(__file__).resolve().parent.parent
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can look into a kernel host")
@@ -49,12 +48,7 @@ sys.exit(h.main(sys.argv[1:]))
 """
 
 
-@pytest.fixture(autouse=True)
-def _available() -> None:
-    try:
-        load_driver("opencl").factory().probe()
-    except BackendUnavailable as error:
-        pytest.skip(str(error))
+_available = pytest.fixture(autouse=True)(skip_without_opencl)
 
 
 @pytest.fixture(scope="module")

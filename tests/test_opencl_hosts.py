@@ -11,7 +11,6 @@ import pytest
 from dandelion.backends.gpu import pocl
 
 from dandelion.confinement.lockdown import landlock_abi
-from dandelion.driver import load_driver
 from dandelion.errors import (
     BackendUnavailable,
     Cancelled,
@@ -22,7 +21,7 @@ from dandelion.errors import (
 )
 from dandelion.testing import StoppedCall
 
-from .kernel_attacks import Attacker, attacker, function, packed
+from .kernel_attacks import Attacker, attacker, function, packed, skip_without_opencl
 
 pytestmark = pytest.mark.skipif(landlock_abi() < 2, reason="this kernel has no Landlock")
 
@@ -121,12 +120,7 @@ def honest(who: Attacker) -> None:
     who.attack([("getpid",)], wanted=function("Honest"))
 
 
-@pytest.fixture(autouse=True)
-def _available() -> None:
-    try:
-        load_driver("opencl").factory().probe()
-    except BackendUnavailable as error:
-        pytest.skip(str(error))
+_available = pytest.fixture(autouse=True)(skip_without_opencl)
 
 
 @pytest.mark.parametrize("lie", LIES)

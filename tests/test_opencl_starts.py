@@ -19,23 +19,17 @@ from dandelion.backends.gpu.pocl_runtime import KNOWN_VERSION
 from dandelion.backends.gpu.source import CodeFormat, LoadedCode
 
 from dandelion.confinement.lockdown import landlock_abi
-from dandelion.driver import load_driver
 from dandelion.errors import BackendUnavailable, DeviceFault, EngineDied
 from dandelion.function import digest_of
 
-from .kernel_attacks import CONFINED, attacker, function
+from .kernel_attacks import CONFINED, attacker, function, skip_without_opencl
 from .processes import children_of
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="hosts keep the user of their node")
 pytestmark = pytest.mark.skipif(landlock_abi() < 2, reason="this kernel has no Landlock")
 
 
-@pytest.fixture(autouse=True)
-def _available() -> None:
-    try:
-        load_driver("opencl").factory().probe()
-    except BackendUnavailable as error:
-        pytest.skip(str(error))
+_available = pytest.fixture(autouse=True)(skip_without_opencl)
 
 
 @pytest.fixture
@@ -157,6 +151,12 @@ def test_nothing_is_left_of_a_host_without_descriptors(
             with pytest.raises(OSError, match="Too many open files"):
                 who.engine._started()
         assert left() == before
+
+
+def test_a_compiler_that_does_not_work_makes_the_backend_unavailable() -> None:
+    command = changed("h._SOURCE += b'not C'")
+    with pytest.raises(BackendUnavailable, match="no kernel runs"), attacker(command):
+        pass
 
 
 def test_errors_name_the_device_as_the_node_does() -> None:

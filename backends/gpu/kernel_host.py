@@ -110,7 +110,7 @@ def load(settings: TemplateSettings) -> Loaded:
     """Load what all hosts need.
 
     Raises:
-        BackendUnavailable: the libraries are missing, or cannot be forked.
+        BackendUnavailable: the libraries are missing, cannot be forked, or compile nothing.
     """
     driver = load_driver(settings.backend)
     assert isinstance(driver, GpuDriver)
@@ -125,7 +125,10 @@ def load(settings: TemplateSettings) -> Loaded:
         os.chdir(folders.make())
         ahead = runtime.ahead()
         if ahead is not None:
-            driver.factory().open_ahead(ahead.device, code)
+            try:
+                driver.factory().open_ahead(ahead.device, code)
+            except DandelionError as error:
+                raise _no_kernel_runs(settings.backend, error) from error
             _check_threads(settings.backend)
         os.chdir("/")
     return Loaded(driver, runtime, readable, ahead)
@@ -289,10 +292,13 @@ def rehearse(engine: SequentialEngine) -> None:
     try:
         engine.run(Call(0, function, inputs, HeapDomain(1 << 20), end_ns))
     except DandelionError as error:
-        name = engine.name.partition(":")[0]
-        raise BackendUnavailable(name, f"no kernel runs: {error}") from error
+        raise _no_kernel_runs(engine.name.partition(":")[0], error) from error
     engine.clean_up()
     engine.forget(function)
+
+
+def _no_kernel_runs(backend: str, error: DandelionError) -> BackendUnavailable:
+    return BackendUnavailable(backend, f"no kernel runs: {error}")
 
 
 def _rehearsed_code() -> LoadedCode:

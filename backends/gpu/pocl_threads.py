@@ -2,8 +2,8 @@
 
 PoCL starts the threads of its device when the device is opened, and a fork has none of them. What
 it calls then is ``pthread_create`` for each, and ``pthread_barrier_wait`` until all are there.
-`postpone` has it call functions of ours that only write down what was wanted; `Postponed.begin`
-does it. A program can be built meanwhile, but nothing can be launched.
+`Postponed` has it call functions of ours that only note what was wanted; `Postponed.begin` does it.
+A program can be built meanwhile, but nothing can be launched.
 
 Source: ``pthread_create(3)``, ``pthread_barrier_wait(3)``.
 """
@@ -23,7 +23,7 @@ _Wait = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
 class Postponed:
-    """The threads that PoCL wanted to start since `postpone`."""
+    """The threads that PoCL wanted to start since `install`."""
 
     def __init__(self) -> None:
         self._places: list[tuple[int, int]] = []
