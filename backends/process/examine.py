@@ -122,6 +122,8 @@ def _examined(
         return [_syntax_problem(name, error)], b""
     except MemoryError as error:
         return [Problem("no-code", _exhausted(error), name)], b""
+    except ValueError as error:  # null bytes, before Python 3.11.4
+        return [Problem("syntax", str(error), name)], b""
     except Exception as error:  # the compiler's exceptions are not documented
         reason = str(error) or type(error).__name__
         return [Problem("no-code", f"the source cannot be compiled: {reason}", name)], b""

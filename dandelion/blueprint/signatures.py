@@ -15,10 +15,12 @@ from dandelion.blueprint.records import Access, ScalarType
 HEADER = "dandelion.h"
 """The header of portable sources, with the macros that every device defines."""
 
-# A literal without an end goes on to the end of its line, as compilers read it. It is possessive
-# and needs no closing quote: otherwise a text of escaped quotes takes hours to read.
+# A literal without an end goes on to the end of its line, as compilers read it. If it needed its
+# closing quote, a text of escaped quotes would take hours to read.
 _COMMENT = re.compile(
-    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*+"?|'(?:\\.|[^'\\\n])*+'?""", re.DOTALL
+    r"//[^\n]*|/\*.*?(?:\*/|\Z)"
+    r"""|"[^"\\\n]*(?:\\.[^"\\\n]*)*"?|'[^'\\\n]*(?:\\.[^'\\\n]*)*'?""",
+    re.DOTALL,
 )
 # The text between these words is bounded; otherwise a text of such words takes hours to read.
 _KERNEL = re.compile(
