@@ -22,8 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import networkx as nx
-
+from dandelion.dataflow.composition_graph import CompositionGraph, to_networkx
 from dandelion.dataflow.draw_boxes import (
     ERRORS,
     HEADER,
@@ -39,9 +38,7 @@ from dandelion.dataflow.draw_place import place_across, place_down, sort_layers
 from dandelion.dataflow.graph import (
     Application,
     Composition,
-    CompositionGraph,
     application_ids,
-    to_networkx,
 )
 from dandelion.dataflow.rules import check_composition
 from dandelion.errors import InvalidComposition
@@ -55,6 +52,8 @@ def graph_of(composition: Composition) -> CompositionGraph:
     Raises:
         InvalidComposition: applications wait for each other, so there are no layers.
     """
+    import networkx as nx
+
     graph = to_networkx(composition)
     if not nx.is_directed_acyclic_graph(graph):
         problems = check_composition(composition, lambda _: None)
@@ -92,6 +91,8 @@ def arrange(
 
 def layers_of(graph: CompositionGraph) -> dict[str, int]:
     """Number the layers: inputs 0, every application after all that it waits for, outputs last."""
+    import networkx as nx
+
     kinds = nx.get_node_attributes(graph, "kind")
     rooted = nx.DiGraph(graph)
     rooted.add_edges_from(("", node) for node, kind in kinds.items() if kind == "application")

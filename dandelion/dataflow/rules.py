@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
-import networkx as nx
-
+from dandelion.dataflow.composition_graph import to_networkx
 from dandelion.dataflow.graph import (
     Application,
     Binding,
     Composition,
     Return,
     application_ids,
-    to_networkx,
 )
 from dandelion.dataflow.rules_clauses import join_problems, repeat_problems
 from dandelion.dataflow.rules_failures import attempts_problems, catch_problems
@@ -34,6 +33,9 @@ from dandelion.dataflow.rules_names import (
 )
 from dandelion.errors import Problem
 
+if TYPE_CHECKING:
+    import networkx as nx
+
 
 def loops(graph: nx.DiGraph[str], order: Iterable[str]) -> Iterator[list[str]]:
     """Yield one loop of each strongly connected component of a graph.
@@ -45,6 +47,8 @@ def loops(graph: nx.DiGraph[str], order: Iterable[str]) -> Iterator[list[str]]:
     Returns:
         The nodes of a shortest loop through the first node, which is also the last one.
     """
+    import networkx as nx
+
     rank = {node: index for index, node in enumerate(order)}
     for component in nx.strongly_connected_components(graph):
         starts = [node for node in component if node in rank]
@@ -56,6 +60,8 @@ def loops(graph: nx.DiGraph[str], order: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _loop_through(graph: nx.DiGraph[str], first: str) -> list[str]:
+    import networkx as nx
+
     before = {after: node for node, after in nx.bfs_edges(graph, first)}
     node = next(node for node in (first, *before) if graph.has_edge(node, first))
     path = [first]

@@ -17,9 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
-
-import networkx as nx
+from typing import TYPE_CHECKING, TypeAlias
 
 from dandelion.dataflow.excerpt import in_text, with_excerpts
 from dandelion.dataflow.graph import (
@@ -32,6 +30,9 @@ from dandelion.dataflow.graph import (
 from dandelion.dataflow.rules import check_composition, loops
 from dandelion.dataflow.rules_names import FunctionSignature, bad_names, meant, problem, repeated
 from dandelion.errors import InvalidComposition, Problem
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 __all__ = [
     "FunctionSignature",
@@ -251,6 +252,8 @@ def _recursion(scope: _Scope) -> Iterator[Problem]:
 
 def _use_graph(scope: _Scope) -> nx.DiGraph[str]:
     """Return the graph of which names apply which, starting from the compositions of the text."""
+    import networkx as nx
+
     graph: nx.DiGraph[str] = nx.DiGraph()
     waiting = list(scope.compositions)
     seen = set(waiting)

@@ -17,10 +17,10 @@ from dandelion.catalog import CompositionRecord, Record, Removal
 from dandelion.data import Bytes, ItemSet, Sets, SetSpec
 from dandelion.documents import PlannedChange, Registered, RegistrationDocument
 from dandelion.function import FunctionSpec
+from dandelion.invocation_totals import InvocationTotals
 from dandelion.memory import ArenaMap, Context
-from dandelion.node.regions import SharedRegion
-from dandelion.node.totals import InvocationTotals
 from dandelion.settings import Settings
+from dandelion.shared_regions import SharedRegion
 from dandelion.trace_context import InvocationSpan
 
 

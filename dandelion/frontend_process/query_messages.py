@@ -15,7 +15,7 @@ from dandelion.data import SetSpec
 from dandelion.frontend_process.wire import Blob
 from dandelion.function import FunctionSpec
 from dandelion.namespaces import DEFAULT_TENANT
-from dandelion.node.regions import SharedRegion
+from dandelion.shared_regions import SharedRegion
 
 
 class GetSignature(msgspec.Struct, frozen=True, array_like=True, tag="signature"):
@@ -136,7 +136,7 @@ class GetMetrics(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
 
 
 class GetTotals(msgspec.Struct, frozen=True, array_like=True, tag="totals"):
-    """Ask for a tenant's totals, a list of `dandelion.node.totals.InvocationTotals`."""
+    """Ask for a tenant's totals, a list of `dandelion.invocation_totals.InvocationTotals`."""
 
     tenant: str
 

@@ -43,9 +43,9 @@ from dandelion.frontend_process.query_messages import (
 )
 from dandelion.frontend_process.wire import BLOB_BYTES, Blob, WireSet, inline_item
 from dandelion.function import FunctionSpec
+from dandelion.invocation_totals import InvocationTotals
 from dandelion.memory import Context
-from dandelion.node.regions import SharedRegion
-from dandelion.node.totals import InvocationTotals
+from dandelion.shared_regions import SharedRegion
 
 _T = TypeVar("_T")
 _signature = msgspec.msgpack.Decoder(WireSignature)

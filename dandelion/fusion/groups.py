@@ -27,11 +27,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from dandelion.dataflow.graph import Application, Binding, Composition, Sharding
 from dandelion.function import FunctionSpec
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 MEMBERS = 64
 """Largest number of applications in a group."""
@@ -127,6 +129,8 @@ class Groups:
             for target, _ in application.targets()
         }
         self._foreign = [a for i, a in enumerate(composition.applications) if i not in candidates]
+        import networkx as nx
+
         graph: nx.DiGraph[int] = nx.DiGraph()
         graph.add_nodes_from(range(len(composition.applications)))
         for index, application in enumerate(composition.applications):

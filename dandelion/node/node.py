@@ -23,12 +23,12 @@ from dandelion.namespaces import DEFAULT_TENANT, check_tenant
 from dandelion.node.attachment import ClusterPart
 from dandelion.node.components import Components
 from dandelion.node.invoking import Invoking
-from dandelion.node.regions import SharedRegion, SharedRegions
 from dandelion.node.registering import Registering
 from dandelion.node.running import Running
 from dandelion.node.submitting import Submitting
 from dandelion.node.viewing import Viewing
 from dandelion.settings import Settings, TenantSettings
+from dandelion.shared_regions import SharedRegion, SharedRegions
 
 
 class Node(Running, Registering, Invoking, Submitting, Viewing):

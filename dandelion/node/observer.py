@@ -14,11 +14,11 @@ from typing import Protocol
 
 from dandelion.driver import InstanceSets
 from dandelion.errors import Cancelled, DandelionError, root_of
+from dandelion.invocation_totals import TotalsTable
 from dandelion.node.activity import ActivityLog
 from dandelion.node.call_logs import CallLogs
 from dandelion.node.invocation import Invocation
 from dandelion.node.spans import SpanSender
-from dandelion.node.totals import TotalsTable
 from dandelion.node.traces import TraceStore
 from dandelion.recording.recorder import SeenCall
 from dandelion.scheduler import CallState, InvocationState

@@ -12,6 +12,7 @@ from dandelion.call_logs import PAGE_LINES, LogPage
 from dandelion.capacity import ClusterInfo, NodeCapacity
 from dandelion.catalog import CompositionRecord
 from dandelion.errors import InvalidInput
+from dandelion.invocation_totals import InvocationTotals
 from dandelion.namespaces import DEFAULT_TENANT
 from dandelion.node.activity import activity_of
 from dandelion.node.capacity import (
@@ -23,7 +24,6 @@ from dandelion.node.capacity import (
 from dandelion.node.components import Components
 from dandelion.node.info import EngineInfo, NodeInfo, engine_info
 from dandelion.node.metrics import exposition
-from dandelion.node.totals import InvocationTotals
 from dandelion.scheduler.counts import FlowCounts
 from dandelion.scheduler.engine import EnginePhase
 from dandelion.traces import TraceDocument

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
-import networkx as nx
 
 from dandelion.catalog import Catalog, CompositionRecord, LibraryRecord, Removal, kind_of
 from dandelion.dataflow.excerpt import in_texts, with_excerpts
@@ -16,6 +15,9 @@ from dandelion.dataflow.printer import print_module
 from dandelion.dataflow.validate import FunctionSignature, validate
 from dandelion.errors import Conflict, InvalidComposition, InvalidInput, Problem, TooLarge
 from dandelion.function import FunctionSpec
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 TEXT_LIMIT_BYTES = 128 * 1024
 """Limit of one composition text: some thousands of applications, a second or two of parsing."""
@@ -116,6 +118,8 @@ class CompositionChecks:
 
     def _uses_with(self, module: CompositionModule) -> nx.DiGraph[str]:
         """Return which names apply which, once a module is registered."""
+        import networkx as nx
+
         graph: nx.DiGraph[str] = nx.DiGraph()
         for record in self._catalog.records():
             if isinstance(record, CompositionRecord):
@@ -164,6 +168,8 @@ class CompositionChecks:
         Raises:
             Conflict: a registered composition would break.
         """
+        import networkx as nx
+
         gone = {(one.kind, one.name, one.version) for one in removals}
         touched = {one.name for one in removals}
         newest: dict[str, FunctionSpec | CompositionRecord] = {}
@@ -237,6 +243,8 @@ def _static_problems(module: CompositionModule, find: Find) -> Iterator[Problem]
 
 def _check_nesting(graph: nx.DiGraph[str], names: Container[str]) -> None:
     """Refuse compositions among `names` by which others, or they themselves, are too deep."""
+    import networkx as nx
+
     if not nx.is_directed_acyclic_graph(graph):
         return  # others apply themselves, which an invocation of them tells
     order = list(nx.topological_sort(graph))
@@ -280,6 +288,8 @@ def _record(
 
 
 def _loop_through(graph: nx.DiGraph[str], name: str) -> list[str]:
+    import networkx as nx
+
     for successor in graph.successors(name):
         if nx.has_path(graph, successor, name):
             return [name, *nx.shortest_path(graph, successor, name)]

@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 from dandelion.errors import DandelionError, InvalidInput, TooMany
 from dandelion.memory import HeapDomain
 from dandelion.node import Settings
-from dandelion.node.regions import REGIONS_LIMIT, SharedRegion, SharedRegions
+from dandelion.shared_regions import REGIONS_LIMIT, SharedRegion, SharedRegions
 from dandelion.tokens.file import write_tokens
 
 from .guarded import RECORDS, token

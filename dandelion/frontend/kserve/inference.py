@@ -21,8 +21,8 @@ from dandelion.frontend.kserve.datatypes import BYTES
 from dandelion.frontend.kserve.models import Model, Models
 from dandelion.frontend.kserve.tensors import InputTensor, OutputTensor, sets_of, tensors_of
 from dandelion.frontend.service import ServedResult, Service
-from dandelion.node.regions import SharedRegion, named_region
 from dandelion.priority import PRIORITY_LIMIT
+from dandelion.shared_regions import SharedRegion, named_region
 from dandelion.trace_context import InvocationSpan
 
 REGION = "shared_memory_region"

@@ -28,7 +28,7 @@ from dandelion.frontend.kserve.documents import (
 from dandelion.frontend.kserve.errors import Unsupported
 from dandelion.frontend.service import Service
 from dandelion.function import FunctionSpec
-from dandelion.node.totals import InvocationTotals
+from dandelion.invocation_totals import InvocationTotals
 
 _KINDS: dict[str, type[Record]] = {"function": FunctionSpec, "composition": CompositionRecord}
 _KNOWN_LIMIT = 4096

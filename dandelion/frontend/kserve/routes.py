@@ -26,7 +26,7 @@ from dandelion.frontend.kserve.inference import InferenceCall, Inferences
 from dandelion.frontend.kserve.models import Model, Models, config_of
 from dandelion.frontend.problem import NoRoute
 from dandelion.frontend.routing import ANY_METHOD, Handler, Json, Route
-from dandelion.node.regions import SharedRegion, named_region
+from dandelion.shared_regions import SharedRegion, named_region
 from dandelion.tokens import Right
 
 EXTENSIONS = (

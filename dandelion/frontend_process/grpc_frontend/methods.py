@@ -19,8 +19,8 @@ from dandelion.frontend.service import Service
 from dandelion.frontend_process.grpc_frontend.calls import Call
 from dandelion.frontend_process.grpc_frontend.messages import DATA_TYPES, Message, message_class
 from dandelion.frontend_process.grpc_frontend.tensors import read_infer, read_message, write_infer
-from dandelion.node.regions import SharedRegion, named_region
 from dandelion.settings import tracing_of
+from dandelion.shared_regions import SharedRegion, named_region
 from dandelion.tokens import Right
 
 Method: TypeAlias = Callable[[bytes, str, float | None], Awaitable[bytes]]
