@@ -36,7 +36,8 @@ from collections import deque
 from collections.abc import Callable
 
 from dandelion.frontend.admission import LINGER_S, ConnectionTable, Peer, Wait, reset
-from dandelion.frontend.problem import Stalled, closing_response
+from dandelion.frontend.problem import Stalled
+from dandelion.frontend.problem_response import closing_response
 
 log = logging.getLogger("dandelion.frontend")
 

@@ -48,7 +48,8 @@ from dandelion.frontend.openapi import (
     operation_of,
 )
 from dandelion.frontend.page import PageAdapter
-from dandelion.frontend.problem import MethodNotAllowed, NoRoute, ShuttingDown, problem_response
+from dandelion.frontend.problem import MethodNotAllowed, NoRoute, ShuttingDown
+from dandelion.frontend.problem_response import problem_response
 from dandelion.frontend.routing import Handler, Route, RouteTable
 from dandelion.frontend.service import Service
 from dandelion.settings import tracing_of

@@ -44,7 +44,8 @@ from dandelion.frontend.asgi import Application, Header, Message, Receive, Scope
 from dandelion.frontend.http2_connection import GracefulH2Connection, Http2Connection, goaway
 from dandelion.frontend.http2_limits import FrameBudget, FrameScanner
 from dandelion.frontend.http2_stream import Http2Stream, scope_of
-from dandelion.frontend.problem import Crowded, Stalled, problem_response
+from dandelion.frontend.problem import Crowded, Stalled
+from dandelion.frontend.problem_response import problem_response
 
 _PIECE_BYTES = 16 * 1024
 _DEFAULT_WINDOW_BYTES = 65535

@@ -24,7 +24,8 @@ from hyperframe.frame import Frame, GoAwayFrame
 from dandelion.frontend.acceptor import Newcomer
 from dandelion.frontend.admission import Peer, Wait, reset
 from dandelion.frontend.http2_stream import Http2Stream
-from dandelion.frontend.problem import RETRY_AFTER_S, Stalled
+from dandelion.frontend.problem import Stalled
+from dandelion.frontend.problem_response import RETRY_AFTER_S
 
 
 class GracefulH2Connection(h2.connection.H2Connection):

@@ -37,10 +37,10 @@ from dandelion.frontend.asgi import (
 from dandelion.frontend.cycle import Cycle
 from dandelion.frontend.flow_control import FlowControl
 from dandelion.frontend.heads import KnownHeads, connection_scope
-from dandelion.frontend.problem import (
+from dandelion.frontend.problem import Stalled
+from dandelion.frontend.problem_response import (
     CONNECTION_LIMIT_KEY,
     RETRY_AFTER_S,
-    Stalled,
     closing_response,
     refuse_surplus,
 )

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from dandelion.errors import InvalidInput
 from dandelion.frontend.asgi import ProblemWriter, Request, Response
-from dandelion.frontend.problem import problem_response
+from dandelion.frontend.problem_response import problem_response
 from dandelion.tokens import Right
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]

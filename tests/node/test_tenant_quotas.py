@@ -20,7 +20,7 @@ from dandelion.errors import (
     Overloaded,
     QuotaExceeded,
 )
-from dandelion.frontend.problem import problem_response
+from dandelion.frontend.problem_response import problem_response
 from dandelion.function import CodeObject, FunctionSpec
 from dandelion.scheduler import EngineState, InvocationState, Quota, Scheduler, Tenant, policy_of
 from dandelion.scheduler.actions import Send

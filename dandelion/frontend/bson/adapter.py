@@ -49,7 +49,8 @@ from dandelion.frontend.bson.requests import (
 from dandelion.frontend.bson.targets import BsonTarget, BsonTargets
 from dandelion.frontend.bson.writer import encode_reply
 from dandelion.frontend.conversion.costs import ITEMS, many_items
-from dandelion.frontend.problem import RateLimited, problem_response
+from dandelion.frontend.problem import RateLimited
+from dandelion.frontend.problem_response import problem_response
 from dandelion.frontend.routing import ANY_METHOD, Handler, Json, Route
 from dandelion.frontend.service import ServedResult
 from dandelion.namespaces import DEFAULT_TENANT

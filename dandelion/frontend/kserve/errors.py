@@ -8,7 +8,8 @@ import msgspec
 
 from dandelion.errors import DandelionError
 from dandelion.frontend.asgi import JSON, Response
-from dandelion.frontend.problem import RequestError, problem_response
+from dandelion.frontend.problem import RequestError
+from dandelion.frontend.problem_response import problem_response
 
 _json = msgspec.json.Encoder()
 
