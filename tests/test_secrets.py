@@ -48,6 +48,7 @@ def test_values_come_from_text_files_and_the_environment(
     [
         ("[default", "not TOML"),
         ("[default]\na = " + "[" * 5000, "not TOML"),
+        ("[default]\na = " + "1" * 5000, "not TOML"),
         ('[default]\na = { file = "/a\\u0000b" }', "NUL"),
         ('a = "secretvalue"', "not a table"),
         ("[default]\na = 12345678", "not a value"),

@@ -193,6 +193,8 @@ GOOD = f'[[tokens]]\nname = "a"\nrights = ["read"]\nsha256 = "{digest_of("a")}"\
     [
         "[[tokens]\n",
         "\xff",
+        "other = " + "[" * 5000,
+        "other = " + "1" * 5000,
         'other = "x"\n',
         'tokens = "x"\n',
         GOOD.replace("read", "write"),

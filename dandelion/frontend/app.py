@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 from dandelion.data import Bytes
 from dandelion.errors import CapacityError, DandelionError, InternalError, nearest, root_of
@@ -239,7 +239,7 @@ class App:
             raise MethodNotAllowed(request.method, clipped(request.path), tuple(match.methods))
         if is_closed:
             self._authorize(request, route)
-            request.recheck = self._guard.require_still
+            request.recheck = partial(self._guard.require_still, (route.right, route.also))
         request.parameters = match.parameters
         return route.handler
 

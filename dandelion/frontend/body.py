@@ -69,6 +69,8 @@ class Body:
             TooLarge: the body is larger than the limit.
             ContextFull: the arena has no room for the body.
             Cancelled: the client disconnected before the body was complete.
+            Unauthenticated, MissingRight: the caller may not do this any more, now that the body
+                is complete.
         """
         whole = self.whole()
         if whole is not None:
@@ -144,6 +146,8 @@ class Body:
         if message["type"] == "http.disconnect":
             raise _left()
         self._request.received_bytes += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            self._request.require_still()
         return message
 
     def _refuse(self, total_bytes: int) -> NoReturn:

@@ -79,16 +79,23 @@ class Guard:
         found, before = self._grant_of(request), request.grant
         return found is not None and (found.tenant, found.rights) == (before.tenant, before.rights)
 
-    def require_still(self, request: Request) -> None:
-        """Refuse what `allows_still` would end; raises as `Request.require_still`."""
+    def require_still(self, needed: Sequence[Right | None], request: Request) -> None:
+        """Refuse a request that takes long if its token is gone or has lost a right.
+
+        Else the request has the token's grant of now.
+
+        Args:
+            needed: rights of its route; None is no right.
+
+        Raises: as `Request.require_still`.
+        """
         if not self.is_closed or request.grant is ANONYMOUS:
             return
-        found, before = self._grant_of(request), request.grant
-        if found is None or found.tenant != before.tenant:
+        found = self._grant_of(request)
+        if found is None or found.tenant != request.grant.tenant:
             raise Unauthenticated
-        for right in before.rights:
-            if right not in found.rights:
-                raise MissingRight(right.value)
+        _require(found, needed)
+        request.grant = found
 
     def authorize(self, request: Request, right: Right | None, also: Right | None = None) -> None:
         """Refuse a request that its grant does not allow, or not now.
@@ -107,9 +114,13 @@ class Guard:
         """Refuse what a grant does not allow, or not now; raises as `authorize`."""
         if right is None or grant is ANONYMOUS:
             return
-        for needed in (right, also):
-            if needed is not None and needed not in grant.rights:
-                raise MissingRight(needed.value)
+        _require(grant, (right, also))
         wait_s = self._table.count(grant)
         if wait_s:
             raise RateLimited(math.ceil(wait_s))
+
+
+def _require(grant: Grant, needed: Sequence[Right | None]) -> None:
+    for right in needed:
+        if right is not None and right not in grant.rights:
+            raise MissingRight(right.value)

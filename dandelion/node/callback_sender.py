@@ -82,7 +82,7 @@ def _secrets(path: str) -> dict[str, bytes]:
         given = msgspec.convert(table, _SecretFile).secrets
     except OSError as error:
         raise InvalidInput(where, f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError) as error:
         hint = 'write a table [secrets] with lines TENANT = "SECRET"'
         raise InvalidInput(where, f"{path}: {error}", hint) from None
     for tenant, secret in given.items():

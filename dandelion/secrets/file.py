@@ -43,7 +43,7 @@ def read_secrets(path: Path) -> Secrets:
     """
     try:
         table = tomllib.loads(_private_bytes(path, str(path)).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         raise InvalidInput(str(path), "the file of secrets is not TOML") from None
     found: dict[str, dict[str, bytes]] = {}
     for tenant, values in table.items():

@@ -61,7 +61,7 @@ def read_tokens(path: Path) -> tuple[TokenRecord, ...]:
     except OSError as error:
         hint = "make it with `dandelion token new`"
         raise InvalidInput(where, f"cannot read the tokens: {error.strerror}", hint) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also for numbers of 5000 digits
         raise InvalidInput(where, f"not TOML: {error}") from None
     try:
         records = msgspec.convert(table, _Document).tokens

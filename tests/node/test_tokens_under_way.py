@@ -73,6 +73,18 @@ def test_a_token_that_lost_the_right_changes_nothing(served: Guarded) -> None:
     assert (answer.status, answer.kind) == (403, "MissingRight")
 
 
+def test_a_token_that_keeps_the_right_registers(served: Guarded) -> None:
+    narrow = partial(replaced, served, Right.INVOKE, Right.REGISTER)
+    assert half(served, "/v1/register", DOCUMENT, narrow).status == 200
+
+
+def test_a_removed_token_invokes_nothing(served: Guarded) -> None:
+    body = b'{"sets": {"a": "x"}}'
+    assert half(served, "/v1/invoke/kept", body, lambda: None).status == 200
+    answer = half(served, "/v1/invoke/kept", body, partial(replaced, served))
+    assert (answer.status, answer.kind) == (401, "Unauthenticated")
+
+
 def test_a_token_that_stays_registers(served: Guarded) -> None:
     assert half(served, "/v1/register", DOCUMENT, lambda: None).status == 200
 
