@@ -78,6 +78,7 @@ _HOMES = {
     "dandelion.settings": ("Settings",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_METHODS = ("attempts", "catch", "repeat")  # of what an application gives in a composition
 
 
 class _Package(ModuleType):
@@ -103,7 +104,8 @@ sys.modules[__name__].__class__ = _Package
 def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
-        raise AttributeError(f"module 'dandelion' has no attribute '{name}'")
+        hint = f"; write result.{name}(...) of an application's result" if name in _METHODS else ""
+        raise AttributeError(f"module 'dandelion' has no attribute '{name}'{hint}")
     return getattr(importlib.import_module(home), name)
 
 

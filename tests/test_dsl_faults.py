@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import dandelion
 from dandelion.dataflow.dsl import (
     SetHandle,
     SetLike,
@@ -342,6 +343,11 @@ def test_faults_point_at_the_line_of_the_program(expected: str) -> None:
 
 def test_functions_are_applied_inside_of_descriptions_only() -> None:
     assert problem_of(lambda: access(token=None)).code == "outside-composition"  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_methods_of_applications_are_no_functions() -> None:
+    with pytest.raises(AttributeError, match=r"write result\.catch\(\.\.\.\)"):
+        dandelion.catch(render)
 
 
 def test_sets_stay_in_their_composition() -> None:

@@ -175,7 +175,11 @@ class Walk:
                 within, frame = outer, outer.frame  # the parts stand for their application
             if not frame.plan.is_call:
                 error = ApplicationFailed(
-                    frame.plan.name, parent.running.plan.id, within.number, within.key()
+                    frame.plan.name,
+                    parent.running.plan.id,
+                    within.number,
+                    within.key(),
+                    within.attempt,
                 ).because(error)
             parent = frame.parent
         return self.cancel(error)

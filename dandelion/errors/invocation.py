@@ -13,12 +13,19 @@ class ApplicationFailed(DandelionError):
     """One application of a composition failed; ``__cause__`` is its error.
 
     Status and blame are those of the cause, so that a client reacts to the cause.
+
+    Attributes:
+        composition, application: which.
+        instance: its number, from 0.
+        key: of its items, if they are distributed by keys.
+        attempts: how often the instance was run.
     """
 
     composition: str
     application: str
     instance: int
     key: int | None = None
+    attempts: int = 1
 
     def because(self, cause: DandelionError) -> Self:
         self.status = cause.status
@@ -35,7 +42,8 @@ class ApplicationFailed(DandelionError):
 
     def __str__(self) -> str:
         key = "" if self.key is None else f", key {self.key}"
-        where = f"{self.composition}.{self.application} (instance {self.instance}{key})"
+        times = "" if self.attempts == 1 else f", {self.attempts} attempts"
+        where = f"{self.composition}.{self.application} (instance {self.instance}{key}{times})"
         return f"{where}: {self.__cause__}" if self.__cause__ is not None else where
 
 

@@ -270,7 +270,8 @@ def test_idempotent_requests_are_tried_again(node: Node, site: Site) -> None:
     with pytest.raises(ApplicationFailed) as failed:
         node.invoke("Patient", requests=requests(site, "/bad1"))
     assert isinstance(failed.value.root, RequestFailed)
-    assert site.seen["GET /bad1"] == 3
+    assert site.seen["GET /bad1"] == failed.value.attempts == 3
+    assert str(failed.value).startswith("Patient.HTTP (instance 0, key 0, 3 attempts): ")
 
 
 def test_other_requests_are_tried_again_only_if_it_is_said(node: Node, site: Site) -> None:
