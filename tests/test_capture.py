@@ -197,7 +197,7 @@ def test_what_is_no_function_is_refused(value: Any) -> None:
 
 def test_a_function_without_source_is_refused() -> None:
     namespace: dict[str, Any] = {}
-    exec("def f(x): return x", namespace)
+    exec(compile("def f(x): return x", "<made>", "exec"), namespace)
     with pytest.raises(InvalidFunction, match="the source of function 'f' is not available"):
         capture(namespace["f"])
 
