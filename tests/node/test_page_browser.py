@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -109,13 +110,14 @@ def url(node: Node) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     options = webdriver.ChromeOptions()
     for flag in FLAGS:
         options.add_argument(flag)
     options.binary_location = shutil.which("chromium")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(shutil.which("chromedriver"))
+    env = {**os.environ, "TMPDIR": str(tmp_path_factory.mktemp("browser"))}  # it leaves files
+    service = webdriver.ChromeService(shutil.which("chromedriver"), env=env)
     driver = webdriver.Chrome(options=options, service=service)
     try:
         yield driver
