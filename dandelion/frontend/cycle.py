@@ -330,12 +330,13 @@ class _Rest:
         self._awaited = awaited
 
     def __await__(self) -> Generator[Any, Any, None]:
-        awaited = self._awaited
+        awaited, self._awaited = self._awaited, None
         while True:
             try:
                 try:
                     value = yield awaited
                 except BaseException as error:
+                    awaited = None  # a future that failed holds this frame by its traceback
                     awaited = self._coroutine.throw(error)
                 else:
                     awaited = self._coroutine.send(value)
