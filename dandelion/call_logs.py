@@ -90,6 +90,13 @@ def shown(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\t" else _escape(c) for c in text)
 
 
+def shown_lines(text: str) -> str:
+    """Escape the lines of a text as `shown` does."""
+    if text.isprintable():
+        return text
+    return "\n".join(map(shown, text.split("\n")))
+
+
 def _escape(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 

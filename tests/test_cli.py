@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from dandelion.cli.output import Output
+from dandelion.errors import InvalidInput
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
 from tests.cli_commands import BAD, GOOD, ROOT, Command, given_command
@@ -312,3 +314,19 @@ def test_unreachable(command: Command) -> None:
     code, _, error = command("ls", "--url", "http://127.0.0.1:1")
     assert code == 3
     assert "http://127.0.0.1:1" in error
+
+
+def test_what_could_control_a_terminal_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "a\x1b]0;title\x07\x1b[2J\u202e\n\tb\r\x9b"
+    error = InvalidInput(hostile, hostile)
+    error.add_note(hostile)
+    out = Output(as_json=False)
+    out.line(hostile)
+    out.table(["column"], [[hostile]])
+    out.error(error)
+    printed = capsys.readouterr()
+    for text in (printed.out, printed.err):
+        assert all(c.isprintable() or c in "\n\t" for c in text)
+    expected = "a\\x1b]0;title\\x07\\x1b[2J\\u202e\n        b\\r\\x9b\n"
+    assert printed.out.startswith(expected)
+    assert printed.err.count("\\x1b[2J\\u202e\n") == 3

@@ -1,4 +1,7 @@
-"""Output of the verbs: text and tables, or one JSON document."""
+"""Output of the verbs: text and tables, or one JSON document.
+
+Text may quote what functions and other users wrote, so what could control a terminal is escaped.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dandelion.call_logs import shown_lines
 from dandelion.errors import DandelionError, InvalidInput
 from dandelion.frontend.problem import encode_problem, problem_of
 
@@ -55,8 +59,8 @@ class Output:
         sys.stdout.buffer.flush()
 
     def line(self, text: str) -> None:
-        """Print a line of text, also at once if a program reads it."""
-        self._console.print(text)
+        """Print text, also at once if a program reads it."""
+        self._console.print(shown_lines(text))
         sys.stdout.flush()
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -68,7 +72,7 @@ class Output:
         for column in columns:
             table.add_column(column, overflow="fold")
         for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
+            table.add_row(*(Text(shown_lines(cell)) for cell in row))
         if not table.row_count:
             return
         if self._console.is_terminal:
@@ -88,8 +92,8 @@ class Output:
             return
         self.failure(str(error))
         for note in getattr(error, "__notes__", ()):
-            print(f"  ({note})", file=sys.stderr)
+            print(f"  ({shown_lines(note)})", file=sys.stderr)
 
     def failure(self, message: str) -> None:
         """Print a message on standard error."""
-        print(f"dandelion: {message}", file=sys.stderr)
+        print(f"dandelion: {shown_lines(message)}", file=sys.stderr)
