@@ -227,8 +227,15 @@ def exact_integers(where: str, value: object, made: Array, dtype: np.dtype[Any])
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     for number in exact.flat:
         if not (low <= number <= high and number == int(number)):
-            raise InvalidInput(where, f"{number} does not fit {dtype}")
+            raise InvalidInput(where, f"{_shown(number)} does not fit {dtype}")
     return exact.astype(dtype)
+
+
+def _shown(number: object) -> str:
+    try:
+        return f"{number!s:.40}"
+    except ValueError:  # Python writes integers of at most 4300 digits
+        return "an integer"
 
 
 def _are_equal(array: Array, exact: Array) -> bool:

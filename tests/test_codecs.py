@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from dandelion.arrays import of_numbers
 from dandelion.data import SetSpec
 from dandelion.errors import (
     InvalidInput,
@@ -365,3 +366,10 @@ def test_large_integers_that_do_not_fit_are_refused(dtype: str, numbers: list[An
     with pytest.raises(InvalidInput, match=f"does not fit {dtype}") as caught:
         from_json({"a": numbers}, {"a": SetSpec("a", dtype)})
     assert caught.value.where == "sets.a"
+
+
+@pytest.mark.parametrize("digits", [4000, 5000])
+def test_errors_do_not_repeat_long_integers(digits: int) -> None:
+    with pytest.raises(InvalidInput, match="does not fit int8") as caught:
+        of_numbers("a", [10**digits, 1], np.dtype("int8"))
+    assert len(str(caught.value)) < 80

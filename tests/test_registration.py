@@ -9,12 +9,12 @@ import pytest
 
 from dandelion.catalog import MemoryCatalog
 from dandelion.data import Item, ItemSet, SetSpec
+from dandelion.dataflow.language import TEXT_LIMIT_BYTES
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
 from dandelion.driver import load_driver
 from dandelion.errors import InvalidComposition, InvalidFunction, InvalidInput, TooLarge
 from dandelion.function import Digest, FunctionSpec, Limits, StaticItem
 from dandelion.registration import Registrar, Target, blobs_of
-from dandelion.registration.compositions import TEXT_LIMIT_BYTES
 from dandelion.set_values import item_set
 
 

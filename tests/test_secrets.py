@@ -55,7 +55,7 @@ def test_values_come_from_text_files_and_the_environment(
         ('[default]\n"a b" = "secretvalue"', "identifier"),
         ('[default]\na = ""', "empty"),
         ('[default]\na = { file = "/nothing" }', "cannot read /nothing"),
-        ('[default]\na = { file = "/dev/zero" }', "not a file"),
+        ('[default]\na = { file = "/dev/zero" }', "not a regular file"),
         ('[default]\na = { env = "NO_SUCH_VARIABLE" }', "no variable NO_SUCH_VARIABLE"),
         ('[default]\na = { file = "x", env = "y" }', "not a value"),
         (f'[default]\na = "{"x" * 70_000}"', "more than"),
@@ -67,6 +67,14 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, text: str, said: 
         read_secrets(path)
     assert "secretvalue" not in str(caught.value)
     assert caught.value.__context__ is None or "secretvalue" not in repr(caught.value.__context__)
+
+
+def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "waits", 0o600)
+    named = written(tmp_path / "named.toml", f'[default]\na = {{ file = "{tmp_path}/waits" }}')
+    for path in (tmp_path / "waits", named):
+        with pytest.raises(InvalidInput, match="waits: it is not a regular file"):
+            read_secrets(path)
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o601])

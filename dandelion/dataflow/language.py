@@ -35,7 +35,10 @@ from dandelion.dataflow.graph import (
 )
 from dandelion.dataflow.syntax import diagnose
 from dandelion.dataflow.syntax_words import parser
-from dandelion.errors import InvalidComposition
+from dandelion.errors import InvalidComposition, TooLarge
+
+TEXT_LIMIT_BYTES = 128 * 1024
+"""Limit of a text: some thousands of applications, a second or two of parsing."""
 
 Children: TypeAlias = list[Any]
 """Arguments of a rule: tokens and results of inner rules. Only the grammar defines their types."""
@@ -62,6 +65,16 @@ def _reading(file: str) -> Iterator[None]:
 @functools.cache
 def _reader() -> Lark:
     return parser(_Builder())
+
+
+def check_length(where: str, text: str) -> None:
+    """Refuse a text that would take long to read.
+
+    Raises:
+        TooLarge: it is longer than `TEXT_LIMIT_BYTES`.
+    """
+    if len(text) > TEXT_LIMIT_BYTES or len(text.encode()) > TEXT_LIMIT_BYTES:
+        raise TooLarge(where, len(text), TEXT_LIMIT_BYTES)
 
 
 def parse(text: str, file: str = "") -> CompositionModule:

@@ -10,17 +10,15 @@ import msgspec
 from dandelion.catalog import Catalog, CompositionRecord, LibraryRecord, Removal, kind_of
 from dandelion.dataflow.excerpt import in_texts, with_excerpts
 from dandelion.dataflow.graph import Composition, CompositionModule, Declaration
-from dandelion.dataflow.language import parse
+from dandelion.dataflow.language import check_length, parse
 from dandelion.dataflow.printer import print_module
 from dandelion.dataflow.validate import FunctionSignature, validate
-from dandelion.errors import Conflict, InvalidComposition, InvalidInput, Problem, TooLarge
+from dandelion.errors import Conflict, InvalidComposition, InvalidInput, Problem
 from dandelion.function import FunctionSpec
 
 if TYPE_CHECKING:
     import networkx as nx
 
-TEXT_LIMIT_BYTES = 128 * 1024
-"""Limit of one composition text: some thousands of applications, a second or two of parsing."""
 NESTING_LIMIT = 100
 """How many compositions may be inside of each other. A failure names each of them."""
 
@@ -62,8 +60,7 @@ class CompositionChecks:
             InvalidInput: compositions are nested too deeply.
         """
         for name, text in texts.items():
-            if len(text) > TEXT_LIMIT_BYTES or len(text.encode()) > TEXT_LIMIT_BYTES:
-                raise TooLarge(name, len(text), TEXT_LIMIT_BYTES)
+            check_length(name, text)
         modules = [parse(text, name) for name, text in texts.items()]
         module = CompositionModule(  # texts may share nested compositions: equal records count once
             tuple(dict.fromkeys(d for m in modules for d in m.declarations)),

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from dandelion.errors import InvalidInput
+from dandelion.regular_files import open_regular
 
 Secrets: TypeAlias = Mapping[str, Mapping[str, bytes]]
 """Values by tenant and name."""
@@ -83,11 +84,8 @@ def _value(where: str, name: str, given: object) -> bytes:
 def _private_bytes(path: Path, where: str) -> bytes:
     """Read a file that no other user may read or change."""
     try:
-        with path.open("rb") as file:
-            facts = os.fstat(file.fileno())
-            if not stat.S_ISREG(facts.st_mode):
-                raise InvalidInput(where, f"{path} is not a file")
-            if facts.st_mode & _OTHERS:
+        with open_regular(path) as file:
+            if os.fstat(file.fileno()).st_mode & _OTHERS:
                 message = f"other users may read or change {path}"
                 raise InvalidInput(where, message, f"run chmod 600 {path}")
             return file.read(16 * VALUE_LIMIT_BYTES)

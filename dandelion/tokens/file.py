@@ -31,6 +31,7 @@ import msgspec
 
 from dandelion.errors import InvalidInput
 from dandelion.errors.misfits import misfit_text
+from dandelion.regular_files import open_regular
 from dandelion.tokens.records import TokenRecord, check_records
 
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -49,12 +50,8 @@ def read_tokens(path: Path) -> tuple[TokenRecord, ...]:
     """
     where = str(path)
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if not stat.S_ISREG(mode):
-                hint = "give the path of a file that `dandelion token new` made"
-                raise InvalidInput(where, "it is not a regular file", hint)
-            if mode & _OTHERS:
+        with open_regular(path) as file:
+            if os.fstat(file.fileno()).st_mode & _OTHERS:
                 hint = f"run chmod 600 {path}"
                 raise InvalidInput(where, "other users may write to the file", hint)
             table = tomllib.load(file)
@@ -72,11 +69,6 @@ def read_tokens(path: Path) -> tuple[TokenRecord, ...]:
     except InvalidInput as error:
         raise InvalidInput(f"{where}: {error.where}", error.message, error.hint) from None
     return records
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Open without waiting, as a FIFO without a writer does."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def write_tokens(path: Path, records: Sequence[TokenRecord]) -> None:

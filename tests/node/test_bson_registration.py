@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,8 @@ def test_http_of_both_versions(text: str, end: bytes) -> None:
         ({"name": ""}, "name"),
         ({"input_sets": [["a", [["i", [1]], ["i", [2]]]]]}, "twice"),
         ({"min_set_bytes": [1, 2]}, "min_set_bytes"),
+        ({"output_sets": [f"s{n}" for n in range(4097)]}, "4097 sets are more than"),
+        ({"input_sets": [[f"s{n}", None] for n in range(4097)]}, "4097 sets are more than"),
         ({"local_path": "/etc/passwd"}, "local_path"),
     ],
 )
@@ -147,6 +150,11 @@ def test_bad_compositions_are_refused(served: Served) -> None:
     )
     assert "missing" in served.refused("/register/composition", {"text": ""})
     assert "string" in served.refused("/register/composition", {"composition": 7})
+    # each of these would be a problem of its own, if they were read
+    many = "composition c(x) => () {}" * 6000
+    assert "more than the limit 131072" in served.refused(
+        "/register/composition", {"composition": many}
+    )
 
 
 def test_libraries_are_registered(served: Served) -> None:
@@ -218,11 +226,13 @@ def test_a_preload_file_is_registered_at_start(tmp_path: Path, frontends: int) -
 @pytest.mark.parametrize(
     ("changed", "where"),
     [({"engineType": "Cheri"}, "engine_type"), ({"binaryPath": "none"}, "none"),
-     ({"ctxSize": -1}, "ctxSize")],
+     ({"ctxSize": -1}, "ctxSize"), ({"binaryPath": "a\0b"}, "null byte"),
+     ({"binaryPath": "waits"}, "waits: it is not a regular file")],
 )  # fmt: skip
 def test_a_bad_preload_file_stops_the_server(
     tmp_path: Path, changed: dict[str, Any], where: str
 ) -> None:
+    os.mkfifo(tmp_path / "waits")
     settings = with_options(NATIVE, preload=preload_file(tmp_path, **changed))
     with Node(settings) as node, pytest.raises(InvalidInput, match=where):
         BackgroundServer(node)

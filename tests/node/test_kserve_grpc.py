@@ -116,6 +116,11 @@ def test_typed_contents(channel: grpc.Channel, datatype: str) -> None:
         (request_of("BYTES", [2], [b"\1\0\0\0x"]), "element 1 of 2"),
         (request_of("BYTES", [1], [b"\xff\xff\xff\xff"]), "ends at"),
         (request_of("BYTES", [2**61], [b""]), "more than the limit"),
+        (b"\x2a\x00" * 1_000_000, "4097 fields of a message are more than"),
+        (b"\x2a\x00" * 1025, "1025 inputs are more than the limit 1024"),
+        (b"\x32\x00" * 1025, "1025 outputs are more than the limit 1024"),
+        (b"\x2a\x84\x02" + b"\x22\x00" * 130, "129 fields of a message are more than"),
+        (b"".join(b"\x22\x05\x0a\x03%03d" % n for n in range(65)), "65 parameters"),
         (b"\x0a\x05ec", "protobuf"),
         (b"\xff" * 30, "protobuf"),
         (b"\x0a\x02\xff\xff", "protobuf"),
@@ -129,6 +134,14 @@ def test_hostile_requests_get_typed_errors(
         infer(channel, request_)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert infer(channel, request_of("INT8", [1], int_contents=[5])).raw_output_contents == [b"\5"]
+
+
+def test_a_call_without_a_message_is_refused(channel: grpc.Channel) -> None:
+    for method in ("ModelInfer", "ServerLive"):
+        call = channel.stream_stream(f"/inference.GRPCInferenceService/{method}")
+        with pytest.raises(grpc.RpcError, match="the call has no message") as caught:
+            list(call(iter([]), timeout=20))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_errors_have_their_codes(client: triton.InferenceServerClient) -> None:

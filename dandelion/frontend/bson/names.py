@@ -20,6 +20,7 @@ includes the body. This is the platform function ``HTTP_RESPONSE``.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,7 +36,7 @@ from dandelion.dataflow.graph import (
     RepeatClause,
     Sharding,
 )
-from dandelion.dataflow.language import parse
+from dandelion.dataflow.language import check_length, parse
 from dandelion.dataflow.printer import print_module
 from dandelion.errors import InvalidInput, Unknown
 from dandelion.frontend.asgi import clipped
@@ -87,7 +88,8 @@ def set_names(given: Sequence[str], other: str) -> tuple[str, ...]:
         given: the client's names.
         other: begins the names of sets whose own name cannot be used.
     """
-    taken = {name for name in given if given.count(name) == 1 and _is_set_name(name)}
+    counts = Counter(given)
+    taken = {name for name, count in counts.items() if count == 1 and _is_set_name(name)}
     names = []
     for position, name in enumerate(given):
         if name not in taken:
@@ -138,7 +140,9 @@ def with_registered_names(text: str, find: Find) -> str:
 
     Raises:
         InvalidComposition: the text does not fit the grammar.
+        TooLarge: it is too long.
     """
+    check_length("composition", text)
     module = parse(text, "composition")
     own = {c.name for c in module.compositions}
     renamings: dict[str, _Renaming] = {}

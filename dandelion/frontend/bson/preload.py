@@ -21,6 +21,7 @@ import msgspec
 
 from dandelion.errors import InvalidInput
 from dandelion.frontend.bson.requests import DeclaredInput, FunctionRequest
+from dandelion.regular_files import open_regular
 
 _Byte = Annotated[int, msgspec.Meta(ge=0, le=255)]
 _Size = Annotated[int, msgspec.Meta(ge=0)]
@@ -58,18 +59,23 @@ def read_preload(path: Path) -> tuple[list[FunctionRequest], list[str]]:
     """
     where = "options.bson.preload"
     try:
-        content = msgspec.json.decode(path.read_bytes(), type=PreloadFile)
+        content = msgspec.json.decode(_bytes_of(path), type=PreloadFile)
         functions = [_request(path.parent, one) for one in content.functions]
     except OSError as error:
         raise InvalidInput(where, f"{error.filename}: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not JSON, or a NUL in a path
         raise InvalidInput(where, f"{path}: {error}") from None
     return functions, content.compositions
 
 
+def _bytes_of(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return file.read()
+
+
 def _request(folder: Path, given: _Function) -> FunctionRequest:
     inputs = []
-    contents = [(folder / given.binary_path).read_bytes()]
+    contents = [_bytes_of(folder / given.binary_path)]
     for one in given.metadata.input_sets:
         name, fixed = (one, None) if isinstance(one, str) else one
         inputs.append(DeclaredInput(name, tuple(item for item, _ in fixed or ())))

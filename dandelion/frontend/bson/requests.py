@@ -162,7 +162,7 @@ def read_function(body: Bytes, elements_limit: int) -> FunctionRequest:
 
     Raises:
         InvalidInput: a field is missing or has another type.
-        TooMany: it has more elements than the limit, see `BsonReader`.
+        TooMany: it has too many sets, or more elements than the limit, see `BsonReader`.
     """
     reader = BsonReader(body, elements_limit)
     fields = _known(reader)
@@ -170,10 +170,9 @@ def read_function(body: Bytes, elements_limit: int) -> FunctionRequest:
     local_path = "" if path is None or path.kind == NULL else reader.text("local_path", path)
     inputs: list[DeclaredInput] = []
     contents = [reader.byte_values("binary", _required("body", fields, "binary"))]
-    listed = _array(reader, "input_sets", _required("body", fields, "input_sets"))
-    for index, element in enumerate(listed):
+    for index, element in enumerate(_sets(reader, fields, "input_sets")):
         inputs.append(_declared_input(reader, f"input_sets[{index}]", element, contents))
-    outputs = _array(reader, "output_sets", _required("body", fields, "output_sets"))
+    outputs = _sets(reader, fields, "output_sets")
     minima = fields.get("min_set_bytes")
     return FunctionRequest(
         reader.text("name", _required("body", fields, "name")),
@@ -185,6 +184,13 @@ def read_function(body: Bytes, elements_limit: int) -> FunctionRequest:
         _minima(reader, minima),
         tuple(contents),
     )
+
+
+def _sets(reader: BsonReader, fields: Mapping[str, BsonElement], name: str) -> list[BsonElement]:
+    listed = list(_array(reader, name, _required("body", fields, name)))
+    if len(listed) > _SETS_LIMIT:
+        raise TooMany(name, "sets", len(listed), _SETS_LIMIT)
+    return listed
 
 
 def _minima(reader: BsonReader, element: BsonElement | None) -> tuple[int, ...]:

@@ -47,7 +47,7 @@ def read_tensors(body: Bytes) -> tuple[InferRequest, SetMap]:
         TooLarge: an element of BYTES has 4 GiB or more.
     """
     request = read_infer_request(body)
-    _check_counts(request)
+    check_counts(request)
     sets: SetMap = {}
     for index, given in enumerate(request.inputs):
         if given.data is not None:
@@ -92,8 +92,16 @@ def _check_count(where: str, count: int, shape: list[int]) -> None:
         raise InvalidInput(where, f"it has {count} elements, not those of the shape {shown}")
 
 
-def _check_counts(request: InferRequest) -> None:
-    """Limit what is handled on the event loop after the JSON was read."""
+def check_counts(request: Any) -> None:
+    """Limit what is handled on the event loop after a request was read.
+
+    Args:
+        request: an `InferRequest`, or that message of gRPC.
+
+    Raises:
+        TooMany: it has too many tensors or parameters.
+        InvalidInput: a tensor has too many dimensions.
+    """
     outputs = request.outputs or []
     for what, given in (("inputs", request.inputs), ("outputs", outputs)):
         if len(given) > TENSORS_LIMIT:

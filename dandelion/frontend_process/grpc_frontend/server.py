@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 
 import grpc
 
-from dandelion.errors import DandelionError, InternalError, root_of
+from dandelion.errors import DandelionError, InternalError, InvalidInput, nearest, root_of
 from dandelion.frontend.access_log import AccessLog
-from dandelion.frontend.asgi import clipped, did_you_mean
+from dandelion.frontend.asgi import clipped
 from dandelion.frontend.guard import Guard
 from dandelion.frontend.kserve.errors import Unsupported
 from dandelion.frontend.problem import NoRoute, Unauthenticated
@@ -111,20 +111,25 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]  # it has no types
         is_public = method is not None and right is None
         caller.grant = ANONYMOUS if is_public else self._grant(caller.metadata)
         if package != SERVICE or (method is None and name not in (STREAM, INFER)):
-            known = [*self._methods, STREAM, INFER]
-            raise NoRoute(clipped(path), did_you_mean(name, known) or None)
+            close = nearest(clipped(name), [*self._methods, STREAM, INFER])
+            raise NoRoute(clipped(path), close and f"/{SERVICE}/{close}")
         self._check(caller.grant, right)
         if name == STREAM:
             return grpc.stream_stream_rpc_method_handler(_Stream(self, caller).serve)
-        return grpc.unary_unary_rpc_method_handler(partial(self._unary, caller, method))
+        return grpc.stream_unary_rpc_method_handler(partial(self._unary, caller, method))
 
-    async def _unary(
-        self, caller: _Caller, method: Method | None, message: bytes, context: Any
-    ) -> bytes:
-        """Serve a call with one message; without a method it is an inference."""
+    async def _unary(self, caller: _Caller, method: Method | None, _: Any, context: Any) -> bytes:
+        """Serve a call with one message; without a method it is an inference.
+
+        The library's own handler of such calls never answers one that ends without a message.
+        """
+        message = await context.read()
+        has_message = message is not grpc.aio.EOF
         grant, deadline_s = caller.known, _deadline_s(context)
-        call = self.call(caller, context, len(message))
+        call = self.call(caller, context, len(message) if has_message else 0)
         try:
+            if not has_message:
+                raise InvalidInput("request", "the call has no message")
             if method is None:
                 response = await self._infer(message, grant.tenant, deadline_s, call)
                 context.set_trailing_metadata(_trailer(call))

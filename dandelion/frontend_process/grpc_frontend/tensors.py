@@ -22,12 +22,16 @@ from dandelion.frontend.kserve.inference import (
     WantedOutput,
     place_of,
 )
+from dandelion.frontend.kserve.json_tensors import check_counts
 from dandelion.frontend.kserve.tensors import OutputTensor
 from dandelion.frontend.values import cast_numbers
 from dandelion.frontend_process.grpc_frontend.messages import Message, message_class
 from dandelion.frontend_process.grpc_frontend.wire import (
+    INPUTS,
+    OUTPUTS,
     RAW_INPUTS,
     RAW_OUTPUTS,
+    check_parts,
     joined_raw,
     split_raw,
 )
@@ -68,9 +72,12 @@ def read_infer(data: bytes, deadline_s: float | None) -> tuple[InferenceCall, st
 
     Raises:
         InvalidInput: it is not such a message, or a tensor has no data or too much of it.
+        TooMany: it has too many tensors or parameters.
     """
     head, raw = split_raw(data, RAW_INPUTS)
+    check_parts(head, (INPUTS, OUTPUTS))
     request = read_message(_Request, head)
+    check_counts(request)
     rest = iter(raw)
     inputs = [_given(tensor, rest, has_raw=bool(raw)) for tensor in request.inputs]
     left = sum(1 for _ in rest)

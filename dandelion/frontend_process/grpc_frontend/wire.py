@@ -9,17 +9,21 @@ Source: Protocol Buffers, "Encoding".
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
 
 from dandelion.data import Bytes
-from dandelion.errors import InvalidInput, TooLarge
+from dandelion.errors import InvalidInput, TooLarge, TooMany
 
-RAW_INPUTS = 7
+INPUTS, OUTPUTS, RAW_INPUTS = 5, 6, 7
 RAW_OUTPUTS = 6
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _VARINT_LIMIT_BYTES = 10
 MESSAGE_LIMIT_BYTES = 2**31 - 1
 """Of protobuf and of gRPC."""
+FIELDS_LIMIT = 4096
+"""So many fields a message may have: four of 1024 values each."""
+PART_FIELDS_LIMIT = 128
+"""So many fields each tensor in it may have: parameters, dimensions, and some more."""
 
 
 def split_raw(message: bytes, field: int) -> tuple[bytes, list[memoryview]]:
@@ -34,22 +38,50 @@ def split_raw(message: bytes, field: int) -> tuple[bytes, list[memoryview]]:
 
     Raises:
         InvalidInput: it is not a message.
+        TooMany: it has more fields than `FIELDS_LIMIT`.
     """
     view = memoryview(message)
-    size = len(view)
     kept: list[memoryview] = []
     raw: list[memoryview] = []
-    end = 0
+    for number, start, begin, end in _fields(view, FIELDS_LIMIT):
+        if number == field and begin >= 0:
+            raw.append(view[begin:end])
+        else:
+            kept.append(view[start:end])
+    return b"".join(kept), raw
+
+
+def check_parts(message: bytes, fields: Container[int]) -> None:
+    """Limit the fields of messages in a message, which the library takes long to read.
+
+    Args:
+        message: the whole message.
+        fields: numbers of the fields that are messages.
+
+    Raises:
+        InvalidInput: it is not a message, or a value of these fields is none.
+        TooMany: a value of these fields has more fields than `PART_FIELDS_LIMIT`.
+    """
+    view = memoryview(message)
+    for number, _, begin, end in _fields(view, FIELDS_LIMIT):
+        if number in fields and begin >= 0:
+            for _ in _fields(view[begin:end], PART_FIELDS_LIMIT):
+                pass
+
+
+def _fields(view: memoryview, limit: int) -> Iterator[tuple[int, int, int, int]]:
+    """Give each field's number, its start, its value's begin if that has a length, its end."""
+    size, end, count = len(view), 0, 0
     while end < size:
-        start = end
+        count += 1
+        if count > limit:
+            raise TooMany("request", "fields of a message", count, limit)
+        start, begin = end, -1
         tag, end = _varint(view, end)
         kind = tag & 7
         if kind == _LENGTH:
             length, begin = _varint(view, end)
             end = begin + length
-            if tag >> 3 == field and end <= size:
-                raw.append(view[begin:end])
-                continue
         elif kind == _VARINT:
             _, end = _varint(view, end)
         elif kind in (_FIXED32, _FIXED64):
@@ -58,8 +90,7 @@ def split_raw(message: bytes, field: int) -> tuple[bytes, list[memoryview]]:
             raise _malformed()
         if end > size:
             raise _malformed()
-        kept.append(view[start:end])
-    return b"".join(kept), raw
+        yield tag >> 3, start, begin, end
 
 
 def joined_raw(message: bytes, field: int, values: Iterable[list[Bytes]]) -> bytes:
