@@ -20,7 +20,7 @@ from dandelion.set_values import item_set
 from dandelion.tokens.file import write_tokens
 
 from .guarded import record, token
-from .served import function
+from .served import SETTINGS, function
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="pip install selenium")
 if shutil.which("chromium") is None or shutil.which("chromedriver") is None:
@@ -185,8 +185,9 @@ def test_the_views(page: Page, node: Node) -> None:
     page.shows("process:0")
     page.open("#/catalogue")
     page.shows("Sizes")
-    page.open("#/nothing-like-this")
-    page.shows("Invocations")
+    for fragment in ("#/nothing-like-this", "#/functions/%E0%A4%A"):
+        page.open(fragment)
+        page.shows("Invocations")
     page.open("#/catalogue/nothing")
     page.shows("no function 'nothing'")
     errors = page.browser.get_log("browser")
@@ -198,6 +199,24 @@ def test_new_invocations_appear(page: Page, node: Node) -> None:
     page.shows("ended")
     result = node.invoke_sets("echo", {"a": item_set("a", "x")})
     page.shows(result.id)
+
+
+def test_a_node_that_starts_anew_is_followed(browser: Any) -> None:
+    def invoked(node: Node, times: int) -> list[str]:
+        node.register(function("echo", ("a",), ("b",)))
+        return [node.invoke_sets("echo", {"a": None}).id for _ in range(times)]
+
+    with Node(SETTINGS) as node, BackgroundServer(node, drain_s=0) as server:
+        before = invoked(node, 5)
+        page = Page(browser, server.url)
+        page.open("")
+        page.shows(before[-1])
+        port = int(server.url.rpartition(":")[2])
+    with Node(SETTINGS) as node, BackgroundServer(node, port=port):
+        (after,) = invoked(node, 1)
+        page.shows(after)
+        assert not any(one in page.text for one in before)
+    browser.get_log("browser")  # no connection
 
 
 def test_hostile_texts_are_shown_as_text(page: Page, node: Node) -> None:
@@ -289,7 +308,8 @@ def test_it_asks_for_a_token(browser: Any, node: Node, tmp_path: Any) -> None:
             page = Page(browser, server.url)
             page.open("")
             page.wait(lambda: page.run("return document.getElementById('login').open"))
-            for given, shown in (("wrong", "not valid"), (token("default"), "ended")):
+            inputs = (("wrong", "not valid"), ("pasted\u200b", "not valid"))
+            for given, shown in (*inputs, (token("default"), "ended")):
                 field = browser.find_element("id", "token")
                 field.clear()
                 field.send_keys(given)

@@ -35,9 +35,10 @@ export async function request(path, options = {}) {
   for (;;) {
     const token = sessionStorage.getItem(KEY);
     const headers = { ...options.headers };
-    if (token) headers.Authorization = `Bearer ${token}`;
-    const response = await fetch(path, { ...options, headers });
-    if (response.status === 401) {
+    const sendable = !token || /^[!-~]+$/.test(token);  // else fetch refuses the header
+    if (token && sendable) headers.Authorization = `Bearer ${token}`;
+    const response = sendable && await fetch(path, { ...options, headers });
+    if (!response || response.status === 401) {
       if (sessionStorage.getItem(KEY) === token) {
         asking = asking || ask(token ? "This token is not valid." : "");
         await asking;

@@ -38,12 +38,20 @@ export class Invocations {
       this.draw();
     });
     this.place = element("div");
-    this.pending = [];
     view.replaceChildren(element("h2", {}, "Invocations"), tools, this.place);
-    await this.load();
-    const ended = this.pending;
-    this.pending = null;
-    this.add(ended);
+    await this.refresh();
+  }
+
+  async refresh() {
+    if (!this.place || !this.place.isConnected) return;
+    this.pending = [];
+    try {
+      await this.load();
+    } finally {
+      const ended = this.pending;
+      this.pending = null;
+      this.add(ended);
+    }
     this.draw();
   }
 

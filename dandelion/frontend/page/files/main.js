@@ -20,9 +20,17 @@ function fail(error) {
   if (!(error instanceof Problem)) throw error;
 }
 
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
 async function route() {
   const mine = turn += 1;
-  const [kind = "invocations", name] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const [kind = "invocations", name] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
   for (const link of document.querySelectorAll("nav a")) {
     const here = link.getAttribute("href") === `#/${kind || "invocations"}`;
     here ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
@@ -57,7 +65,7 @@ function becomesVisible() {
 }
 
 async function follow() {
-  let pause = 1000;
+  let pause = 1000, lost = false;
   for (;;) {
     await becomesVisible();
     stream = new AbortController();
@@ -67,9 +75,13 @@ async function follow() {
         latest = activity;
         pause = 1000;
         status.textContent = `${activity.running_count} running, ${activity.cursor} ended`;
+        if (lost) invocations.refresh().catch(fail);  // the node may have started anew, and counts from 1
+        lost = false;
         for (const one of live) one.update(activity);
       });
+      lost = true;
     } catch (error) {
+      lost = lost || error.name !== "AbortError";
       status.textContent = error instanceof Problem ? error.message
         : error.name === "AbortError" ? "paused" : "no connection to the node";
     }
