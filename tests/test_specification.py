@@ -4,6 +4,7 @@ import itertools
 import linecache
 import re
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,6 +119,8 @@ def about_python(text: str) -> str:
 
 @pytest.mark.parametrize(("code", "kind", "text", "message"), FAULTS, ids=[f[0] for f in FAULTS])
 def test_messages(code: str, kind: str, text: str, message: str) -> None:
+    if code == "no-value" and sys.version_info >= (3, 13):  # which names what is iterated over
+        message = message.replace(":25:", ":59:").replace(" " * 25 + "^", " " * 59 + "^" * 6)
     assert said(kind, text) == message
 
 

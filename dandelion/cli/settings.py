@@ -7,6 +7,7 @@ Text from the environment and from flags is read by the type of its field: sizes
 
 from __future__ import annotations
 
+import inspect
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,8 +78,8 @@ def _default(name: str) -> Any:
 def setting_help(name: str) -> str:
     """Return the help text of one setting: its documentation and default."""
     documented = re.search(
-        rf"^        (?:\w+, )*{name}(?:, \w+)*: (.*?)(?=^        \w|^    \w|\Z)",
-        Settings.__doc__ or "",
+        rf"^    (?:\w+, )*{name}(?:, \w+)*: (.*?)(?=^    \w|^\w|\Z)",
+        inspect.cleandoc(Settings.__doc__ or ""),  # Python 3.13 does that itself
         re.MULTILINE | re.DOTALL,
     )
     text = " ".join(documented[1].split()).replace("`", "") if documented else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
@@ -55,24 +56,26 @@ class KeptRequests:
 
     def keep(self, message: Keep, sets: Mapping[str, ItemSet | None]) -> None:
         """Accept an invocation."""
-        view = self._kept.submit(message.request, sets, tenant=message.tenant)
-        self._task(message.number, self._answer(message.number, view))
+        submit = partial(self._kept.submit, message.request, sets, tenant=message.tenant)
+        self._task(message.number, self._answer(message.number, submit))
 
     def ask(self, message: AskKept) -> None:
         """Answer a query."""
         query, tenant = message.query, message.tenant
-        answer: Awaitable[object]
+        ask: Callable[[], Awaitable[object]]
         if isinstance(query, CancelKept):
-            answer = self._kept.cancel(query.id, tenant=tenant)
+            ask = partial(self._kept.cancel, query.id, tenant=tenant)
         elif isinstance(query, ListKept):
-            answer = self._kept.list(
-                tenant=tenant, state=query.state, after=query.after, limit=query.limit
-            )
+            ask = partial(
+                self._kept.list,
+                tenant=tenant, state=query.state, after=query.after, limit=query.limit,
+            )  # fmt: skip
         else:
-            answer = self._kept.watch(
-                query.id, tenant=tenant, after=query.after, wait_s=query.wait_s, end=query.end
-            )
-        self._task(message.number, self._answer(message.number, answer))
+            ask = partial(
+                self._kept.watch, query.id,
+                tenant=tenant, after=query.after, wait_s=query.wait_s, end=query.end,
+            )  # fmt: skip
+        self._task(message.number, self._answer(message.number, ask))
 
     def fetch(self, message: FetchKept) -> None:
         """Send a result."""
@@ -89,9 +92,10 @@ class KeptRequests:
         for task in self._tasks.values():
             task.cancel()
 
-    async def _answer(self, number: int, answer: Awaitable[object]) -> None:
+    async def _answer(self, number: int, ask: Callable[[], Awaitable[object]]) -> None:
+        """Answer a request; `ask` is not called if the request is ended first."""
         try:
-            encoded = msgspec.msgpack.encode(await answer)
+            encoded = msgspec.msgpack.encode(await ask())
         except DandelionError as error:
             self._post(Failed(number, error.invocation, error.record()))
         else:

@@ -123,7 +123,7 @@ def closure(n: int) -> Any:
 
 def without_source() -> Any:
     namespace: dict[str, Any] = {}
-    exec("def f(x): return x", namespace)
+    exec(compile("def f(x): return x", "<made>", "exec"), namespace)
     return dd.function(namespace["f"])
 
 
