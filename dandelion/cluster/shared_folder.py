@@ -20,8 +20,10 @@ from dandelion.cluster.log_store import LogStore, Outdated, StoredHead
 from dandelion.data import Bytes
 from dandelion.errors import CatalogUnavailable, InvalidInput
 
-_HEAD = re.compile(r"head\.([0-9]{1,18})")
+_HEAD = re.compile(r"head\.([1-9][0-9]{0,17})")
 _KEPT_HEADS = 8
+_ATTEMPTS = 8
+"""So many heads that are listed, but cannot be opened, are read before that is an error."""
 
 
 class FolderStore(LogStore):
@@ -42,8 +44,9 @@ class FolderStore(LogStore):
             raise InvalidInput("cluster_store", f"'{path[:200]}' is not an absolute path", hint)
 
     def head(self) -> StoredHead | None:
+        number = 0
         with self._reported():
-            while True:
+            for _ in range(_ATTEMPTS):
                 number = self._newest()
                 if not number:
                     return None
@@ -52,6 +55,8 @@ class FolderStore(LogStore):
                 except FileNotFoundError:
                     continue  # it was replaced several times since
                 return StoredHead(content, str(number))
+        reason = f"its file head.{number} is listed, but it cannot be opened"
+        raise CatalogUnavailable(self.name, reason, "delete it if it is a link to no file")
 
     def swap(self, content: bytes, tag: str) -> str:
         with self._reported(), self._locked():
@@ -145,5 +150,8 @@ class FolderStore(LogStore):
             yield
         except OSError as error:
             reason = error.strerror or type(error).__name__
+            file = Path(os.fsdecode(error.filename or self._folder))
+            if file.is_relative_to(self._folder) and file != self._folder:
+                reason = f"{file.relative_to(self._folder)}: {reason}"
             hint = "check that the folder is there and that the node may write to it"
             raise CatalogUnavailable(self.name, reason, hint) from None

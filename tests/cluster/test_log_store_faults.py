@@ -216,6 +216,36 @@ def test_a_damaged_or_newer_log_is_an_error_that_says_so(
             node.register(echo("f"))
 
 
+def test_files_that_are_no_heads_are_left_alone(tmp_path: Path) -> None:
+    store = shared_folder.FolderStore(str(tmp_path))
+    tag = store.swap(b"first", "")
+    for name in ("head.007", "head.0", "head.+9", "head.9 ", "head.1e3"):
+        (tmp_path / name).touch()
+    found = store.head()
+    assert found is not None
+    assert (found.content, found.tag) == (b"first", tag)
+    store.swap(b"second", tag)
+    assert store.head().content == b"second"  # type: ignore[union-attr]
+
+
+def test_a_head_that_cannot_be_opened_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_driver, "POLL_S", 0.02)
+    odd = tmp_path / "head.50"
+    with member((f"folder:{tmp_path}", {})) as node:
+        node.register(echo("f"))
+        odd.symlink_to("nowhere")
+        with pytest.raises(CatalogUnavailable, match=r"head\.50"):
+            node.register(echo("g"))
+        odd.unlink()
+        odd.mkdir()
+        wait_until(lambda: "head.50: Is a directory" in node.cluster().problem)  # type: ignore[union-attr]
+        odd.rmdir()
+        wait_until(lambda: node.cluster().majority)  # type: ignore[union-attr]
+        assert registered(node, echo("g")) == 1
+
+
 def test_a_command_of_a_newer_version_stops_changes(tmp_path: Path) -> None:
     place: Place = (f"folder:{tmp_path}", {})
     log = StoredLog(shared_folder.FolderStore(str(tmp_path)))
