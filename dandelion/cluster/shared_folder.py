@@ -3,7 +3,7 @@
 Objects are files, written under another name, flushed and renamed. The head is the file
 ``head.NUMBER`` with the highest number. A new one is made with the next number by a link, which
 fails if there is such a file: so only one node can replace a head. A lock keeps others from
-deleting old heads meanwhile.
+deleting old heads meanwhile. The node that replaces a head also deletes what killed nodes left.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ _HEAD = re.compile(r"head\.([1-9][0-9]{0,17})")
 _KEPT_HEADS = 8
 _ATTEMPTS = 8
 """So many heads that are listed, but cannot be opened, are read before that is an error."""
+
+_ABANDONED_S = 3600.0
+"""A file that was not written to for so long is of a node that was killed."""
 
 
 class FolderStore(LogStore):
@@ -66,15 +69,32 @@ class FolderStore(LogStore):
             new = self._written(content)
             try:
                 os.link(new, self._folder / f"head.{number + 1}")
+                now_s = new.stat().st_mtime
             except FileExistsError:
                 raise Outdated from None
             finally:
                 new.unlink()
             self._flush(self._folder)
-            for old in self._heads():
-                if old <= number + 1 - _KEPT_HEADS:
-                    (self._folder / f"head.{old}").unlink(missing_ok=True)
+            self._sweep(number + 1, now_s)
             return str(number + 1)
+
+    def _sweep(self, newest: int, now_s: float) -> None:
+        """Delete old heads, and files that a node was writing when it was killed.
+
+        What cannot be deleted is left: the head has been replaced already.
+
+        Args:
+            newest: number of the head.
+            now_s: time of the folder's file system, whose clock may differ from the node's.
+        """
+        for old in self._heads():
+            if old <= newest - _KEPT_HEADS:
+                with contextlib.suppress(OSError):
+                    (self._folder / f"head.{old}").unlink()
+        for new in self._folder.glob("new.*"):
+            with contextlib.suppress(OSError):
+                if new.stat().st_mtime < now_s - _ABANDONED_S:
+                    new.unlink()
 
     def put(self, name: str, data: Bytes) -> None:
         path = self._folder / name

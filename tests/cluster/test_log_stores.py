@@ -112,6 +112,21 @@ def test_old_heads_are_deleted(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("new.*"))
 
 
+def test_files_of_killed_nodes_are_deleted(tmp_path: Path) -> None:
+    """Not those that another node may be writing; the clock is that of the folder."""
+    store = shared_folder.FolderStore(str(tmp_path))
+    tag = store.swap(b"first", "")
+    now_s = (tmp_path / "head.1").stat().st_mtime
+    for name, age_s in (("new.killed", 3700), ("new.slow", 3500), ("new.now", 0)):
+        (tmp_path / name).write_bytes(b"part")
+        os.utime(tmp_path / name, (now_s - age_s, now_s - age_s))
+    (tmp_path / "new.folder").mkdir()
+    os.utime(tmp_path / "new.folder", (0, 0))
+    store.swap(b"second", tag)
+    left = {path.name for path in tmp_path.glob("new.*")}
+    assert left == {"new.slow", "new.now", "new.folder"}
+
+
 def test_nodes_make_the_same_changes_in_the_same_order(place: Place) -> None:
     with member(place) as one, member(place, peers=(name_of(one),)) as two:
         wait_until(lambda: alive(one) == alive(two) == 1)
