@@ -128,7 +128,8 @@ class ClusterInfo(msgspec.Struct, frozen=True):
     Attributes:
         node: name of the node that was asked.
         members: itself and all others.
-        majority: it sees more than half of the voters, so it acknowledges changes.
+        majority: it sees more than half of the voters, or can use the store that the cluster has
+            instead of voters, so it acknowledges changes.
         registered: changes in the catalogue's log.
         sent_calls, served_calls: counters of calls that went to others, and came from them.
         lost_calls: of those that went, how many were lost with their node.

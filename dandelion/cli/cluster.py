@@ -35,7 +35,7 @@ def _show(info: ClusterInfo, out: Output) -> None:
             for tenant in tenants
         ]
         out.table(("engine time of tenant", *[member.name for member in info.members]), rows)
-    if not info.majority:
+    if not info.majority and any(member.voter for member in info.members):
         out.line("\nonly a minority of the voters is seen: changes are not acknowledged")
     if info.problem:
         out.line(f"\n{info.problem}")

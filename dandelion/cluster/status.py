@@ -68,11 +68,11 @@ class Status(NodeSide):
             self._round_trips,
         )
         ends: list[ControlEnd] = [*self._links.values(), *self._in_links.values()]
-        by_store = isinstance(self._log, StoreDriver)
+        by_store, log_problem = isinstance(self._log, StoreDriver), self._log_problem
         return ClusterInfo(
             node=self.name,
             members=members,
-            majority=not self._log_problem if by_store else self._membership.has_majority,
+            majority=not log_problem if by_store else self._membership.has_majority,
             registered=self._log.length,
             sent_calls=self._sent,
             served_calls=self._served + sum([link.count for link in self._in_links.values()]),
@@ -81,7 +81,7 @@ class Status(NodeSide):
             received_bytes=self._received_bytes + sum([end.received_bytes for end in ends]),
             kept_copies=self._kept.copies,
             taken_over=self._kept.taken_over,
-            problem=str(self.catalog.blocked or self._log_problem or ""),
+            problem=str(self.catalog.blocked or log_problem or ""),
             kept_copies_bytes=self._kept.copies_bytes,
             full_voters=self._kept.full_voters,
         )

@@ -24,7 +24,7 @@ from dandelion.cluster.handshake import BadPeer
 from dandelion.cluster.log_store import LogStore, Outdated
 from dandelion.cluster.rounds import GIVE_UP_NS, PROPOSALS_LIMIT
 from dandelion.cluster.snapshots import encode_snapshot
-from dandelion.cluster.stored_log import Head, Missing, StoredLog
+from dandelion.cluster.stored_log import Empty, Head, Missing, StoredLog
 from dandelion.cluster.stored_place import StoredPlace
 from dandelion.errors import CatalogCorrupt, CatalogUnavailable, Conflict, DandelionError
 from dandelion.executors import to_dandelion_error
@@ -170,18 +170,31 @@ class StoreDriver:
 
     def _round(self) -> None:
         """Follow the log, then add what this node has to add."""
-        head = self._log.read()
-        self._place.check(head.cluster)
+        head = self._read()
         self._follow(head)
         while self._proposals and not self._closing.is_set():
             try:
                 self._add(head)
             except Outdated:
-                self._log.read()
-            known, head = head.length, self._log.head or self._log.read()
+                self._read()
+            known, head = head.length, self._log.head or self._read()
             self._sort_out(head, known)
             self._follow(head)
             self._expire()
+
+    def _read(self) -> Head:
+        """Read the head; write the first one of a new cluster if nothing is known of any.
+
+        Raises:
+            DandelionError: this node must not use this log; see `StoredPlace`.
+        """
+        try:
+            head = self._log.read()
+        except Empty:
+            self._place.check_empty(self._store.name)
+            head = self._log.begin()
+        self._place.check(self._store.name, head)
+        return head
 
     def _sort_out(self, head: Head, known: int) -> None:
         """Find out which proposals were chosen; before, the log was known up to a place."""
@@ -235,9 +248,6 @@ class StoreDriver:
             DandelionError: this node cannot now.
         """
         place = self._place.now.place
-        if place > head.length:
-            reason = f"it has {head.length} changes, but this node has carried out {place}"
-            raise CatalogCorrupt(self._store.name, reason)
         try:
             if place < head.base:
                 self._take_over(head)
@@ -245,7 +255,7 @@ class StoreDriver:
             for _, digest in head.commands[place - head.base :]:
                 self._carry_out(head, self._log.command(digest))
         except Missing as missing:
-            if self._log.read() == head:
+            if self._read() == head:
                 raise CatalogCorrupt(self._store.name, f"{missing} is missing") from None
             self._wake.set()
 

@@ -11,6 +11,7 @@ that something is missing, and reads the head again.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 from typing import Annotated
@@ -53,6 +54,10 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
         return self.base + len(self.commands)
 
 
+class Empty(Exception):
+    """There is no head: the log has not begun."""
+
+
 class Missing(Exception):
     """What a head names is not there: the head was replaced."""
 
@@ -78,23 +83,29 @@ class StoredLog:
         self._tag = ""
 
     def read(self) -> Head:
-        """Read the head; write the first one if there is none.
+        """Read the head.
 
         Raises:
+            Empty: there is none.
             CatalogCorrupt: it cannot be read, or is of a newer version.
         """
         found = self._store.head()
         if found is None:
             self.head, self._tag = None, ""
-            first = Head(VERSION, secrets.token_hex(8))
-            try:
-                self.replace(first)
-            except Outdated:
-                return self.read()
-            return first
+            raise Empty
         if found.tag != self._tag or self.head is None:
             self.head, self._tag = self._decoded(found.content), found.tag
         return self.head
+
+    def begin(self) -> Head:
+        """Write the first head of a new cluster where there is none; return the head.
+
+        Raises:
+            CatalogCorrupt: as `read`, if another node was faster.
+        """
+        with contextlib.suppress(Outdated):
+            self.replace(Head(VERSION, secrets.token_hex(8)))
+        return self.read()
 
     def _decoded(self, content: bytes) -> Head:
         try:

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from dandelion.errors import CatalogCorrupt, Conflict
+from dandelion.cluster.stored_log import Head
+from dandelion.errors import CatalogCorrupt, CatalogUnavailable, Conflict
+
+_BEGIN_ANEW = "start this node with an empty catalogue"
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,15 +53,38 @@ class StoredPlace:
         except msgspec.MsgspecError as error:
             raise CatalogCorrupt(str(path), str(error)) from None
 
-    def check(self, cluster: str) -> None:
-        """Check that the log is that of which this node has a part.
+    def check(self, store: str, head: Head) -> None:
+        """Check that a log is that of which this node has a part.
+
+        Args:
+            store: name of its store, for messages.
+            head: of the log.
 
         Raises:
             Conflict: it is another one.
+            CatalogCorrupt: changes that this node has carried out are missing.
         """
-        if self.now.cluster not in ("", cluster):
-            reason = f"the store has the log of cluster {cluster}, this node is of another one"
-            raise Conflict("catalogue", str(self._folder), f"{reason}: {self.now.cluster}")
+        if self.now.cluster not in ("", head.cluster):
+            reason = f"it has the log of cluster {head.cluster}, and this node is of another one"
+            hint = f"name the store of that one in cluster_store, or {_BEGIN_ANEW}"
+            raise Conflict("store", store, f"{reason}: {self.now.cluster}; {hint}")
+        if self.now.place > head.length:
+            reason = f"it has {head.length} changes, but this node has carried out {self.now.place}"
+            raise CatalogCorrupt(store, reason)
+
+    def check_empty(self, store: str) -> None:
+        """Check that this node may begin a log in a store that has none.
+
+        Raises:
+            CatalogUnavailable: it has a part of one, which must be elsewhere.
+        """
+        if self.now.cluster:
+            reason = (
+                f"it is empty, but this node has carried out {self.now.place} changes "
+                f"of cluster {self.now.cluster}"
+            )
+            hint = f"check that it is mounted, and the setting cluster_store, or {_BEGIN_ANEW}"
+            raise CatalogUnavailable(store, reason, hint)
 
     def move(self, cluster: str, place: int) -> None:
         """Store a new place; when it returns, that is on the disk."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -249,7 +250,7 @@ def test_a_head_that_cannot_be_opened_is_named(
 def test_a_command_of_a_newer_version_stops_changes(tmp_path: Path) -> None:
     place: Place = (f"folder:{tmp_path}", {})
     log = StoredLog(shared_folder.FolderStore(str(tmp_path)))
-    head = log.read()
+    head = log.begin()
     digest = log.put_command(Command("b 1", "rename", b"", origin="b:1"))
     log.replace(msgspec.structs.replace(head, commands=(("b 1", digest),)))
     with member(place) as node:
@@ -271,11 +272,58 @@ def test_catalogues_of_other_clusters_are_refused(tmp_path: Path) -> None:
         member(places[0], f"sqlite:{tmp_path / 'alone'}")
     with member(places[0], url) as node:
         node.register(echo("f"))
+    with member(places[1]) as node:
+        node.register(echo("other"))
     with member(places[1], url) as node:
         wait_until(lambda: "another one" in node.cluster().problem)  # type: ignore[union-attr]
-        with pytest.raises(Conflict, match="another one"):
+        with pytest.raises(Conflict, match="another one") as caught:
             node.register(echo("g"))
+        assert places[1][0] in str(caught.value)
         assert text_of(node.invoke("f", x=b"a")["y"]) == "a"
+
+
+def heads(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("head.*"))
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_node_of_a_cluster_begins_no_log_in_an_empty_store(
+    durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the place where the folder is to be mounted."""
+    monkeypatch.setattr(store_driver, "POLL_S", 0.02)
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    place: Place = (f"folder:{folder}", {})
+    url = f"sqlite:{tmp_path / 'catalog'}" if durable else "memory:"
+
+    def check(node: Node) -> None:
+        wait_until(lambda: "empty" in node.cluster().problem)  # type: ignore[union-attr]
+        with pytest.raises(CatalogUnavailable, match="mounted") as caught:
+            node.register(echo("g"))
+        assert place[0] in str(caught.value)
+        assert "None" not in str(caught.value)
+        assert text_of(node.invoke("f", x=b"a")["y"]) == "a"
+        assert not heads(folder)
+
+    with contextlib.ExitStack() as mounted:
+        with member(place, url) as node:
+            node.register(echo("f"))
+            before = heads(folder)
+            mounted.enter_context(without_folder(place))
+            folder.mkdir()
+            mounted.callback(lambda: shutil.rmtree(folder))
+            check(node)
+            if not durable:
+                mounted.close()
+                wait_until(lambda: node.cluster().majority)  # type: ignore[union-attr]
+                assert registered(node, echo("g")) == 1
+                return
+        with member(place, url) as node:
+            check(node)
+    assert heads(folder) == before
+    with member(place, url) as node:
+        assert registered(node, echo("g")) == 1
 
 
 def test_settings_of_stores(tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:

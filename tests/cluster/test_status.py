@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node
 from dandelion.testing import wait_until
 from tests.cluster.clusters import function, nodes, scripted
+from tests.cluster.log_store_nodes import member
 
 
 def short(engine: Engine, call: Call) -> InstanceSets:
@@ -50,3 +52,17 @@ def test_all_nodes_and_tenants_are_shown(capsys: pytest.CaptureFixture[str]) -> 
         assert f'dandelion_cluster_node_up{{node="{name}",state="alive"}} 1.0' in text
         label = f'dandelion_cluster_tenant_engine_seconds_total{{node="{name}",tenant="default"}}'
         assert label in text
+
+
+def test_a_cluster_without_voters_is_shown_without_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        member((f"folder:{tmp_path / 'not mounted'}", {})) as node,
+        BackgroundServer(node) as server,
+    ):
+        wait_until(lambda: "No such file" in node.cluster().problem)  # type: ignore[union-attr]
+        assert main(["cluster", "status", "--url", server.url]) == 0
+        shown = capsys.readouterr().out
+        assert "No such file" in shown
+        assert "minority" not in shown

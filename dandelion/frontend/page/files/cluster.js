@@ -70,8 +70,9 @@ export class Cluster {
       return;
     }
     place.replaceChildren(...[
-      found.majority ? null : element("p", { class: "bad" },
-        "This node sees a minority of the voters only: changes are not acknowledged."),
+      !found.majority && found.members.some(one => one.voter) ? element("p", { class: "bad" },
+        "This node sees a minority of the voters only: changes are not acknowledged.") : null,
+      found.problem ? element("p", { class: "bad" }, found.problem) : null,
       found.full_voters.length ? element("p", { class: "bad" },
         "No room for all copies of asynchronous invocations of this node: "
         + `${found.full_voters.join(", ")}.`) : null,
