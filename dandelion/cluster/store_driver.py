@@ -249,7 +249,7 @@ class StoreDriver:
         """
         place = self._place.now.place
         try:
-            if place < head.base:
+            if head.base and place <= head.base:  # the head does not name the last one done
                 self._take_over(head)
                 place = self._place.now.place
             for _, digest in head.commands[place - head.base :]:
@@ -264,13 +264,13 @@ class StoreDriver:
         missing = [d for d in snapshot.blobs if not self._catalog.own.has_blob(d)]
         self._catalog.stage(head.snapshot_place, "snapshot", missing)
         self._catalog.take_over(snapshot)
-        self._place.move(head.cluster, head.snapshot_place)
+        self._place.move(head, head.snapshot_place)
         self._catalog.staged.carried_out(head.snapshot_place + 1)
 
     def _carry_out(self, head: Head, command: Command) -> None:
         place = self._place.now.place
         self._catalog.carry_out(place, command)
-        self._place.move(head.cluster, place + 1)
+        self._place.move(head, place + 1)
 
     def _compact(self, head: Head) -> None:
         """Replace all but the last commands by a snapshot; this node has carried out all."""

@@ -53,6 +53,12 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
         """Number of all commands."""
         return self.base + len(self.commands)
 
+    def last_of(self, count: int) -> str:
+        """Return the digest of the last one of the first `count` commands; empty if not named."""
+        if not self.base < count <= self.length:
+            return ""
+        return self.commands[count - 1 - self.base][1]
+
 
 class Empty(Exception):
     """There is no head: the log has not begun."""
@@ -81,6 +87,7 @@ class StoredLog:
         self._store = store
         self.head: Head | None = None
         self._tag = ""
+        self._content = b""
 
     def read(self) -> Head:
         """Read the head.
@@ -93,8 +100,9 @@ class StoredLog:
         if found is None:
             self.head, self._tag = None, ""
             raise Empty
-        if found.tag != self._tag or self.head is None:
-            self.head, self._tag = self._decoded(found.content), found.tag
+        if self.head is None or found.content != self._content:  # tags recur if it was put back
+            self.head, self._content = self._decoded(found.content), found.content
+        self._tag = found.tag
         return self.head
 
     def begin(self) -> Head:
@@ -125,8 +133,9 @@ class StoredLog:
         Raises:
             Outdated: there is another one.
         """
-        self._tag = self._store.swap(msgspec.msgpack.encode(head), self._tag)
-        self.head = head
+        content = msgspec.msgpack.encode(head)
+        self._tag = self._store.swap(content, self._tag)
+        self.head, self._content = head, content
 
     def put_command(self, command: Command) -> Digest:
         """Store a command; return its digest."""

@@ -15,13 +15,24 @@ from dandelion.cluster.stored_log import Head
 from dandelion.errors import CatalogCorrupt, CatalogUnavailable, Conflict
 
 _BEGIN_ANEW = "start this node with an empty catalogue"
+_PUT_BACK = (
+    "if an older copy of the store was put back, put the newest one back, "
+    f"or {_BEGIN_ANEW}: it gets that of the store"
+)
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A place in the log of a cluster; the name is empty before the first contact."""
+    """A place in the log of a cluster.
+
+    Attributes:
+        cluster: its name; empty before a command is carried out.
+        place: how many commands are carried out.
+        last: digest of the last one of them; empty if an earlier version has written this.
+    """
 
     cluster: str = ""
     place: int = 0
+    last: str = ""
 
 
 class StoredPlace:
@@ -62,7 +73,8 @@ class StoredPlace:
 
         Raises:
             Conflict: it is another one.
-            CatalogCorrupt: changes that this node has carried out are missing.
+            CatalogCorrupt: it lacks changes that this node has carried out. Those before its base
+                are not compared; a node that has only these takes over the snapshot.
         """
         if self.now.cluster not in ("", head.cluster):
             reason = f"it has the log of cluster {head.cluster}, and this node is of another one"
@@ -70,7 +82,11 @@ class StoredPlace:
             raise Conflict("store", store, f"{reason}: {self.now.cluster}; {hint}")
         if self.now.place > head.length:
             reason = f"it has {head.length} changes, but this node has carried out {self.now.place}"
-            raise CatalogCorrupt(store, reason)
+            raise CatalogCorrupt(store, f"{reason}; {_PUT_BACK}")
+        last = head.last_of(self.now.place)
+        if self.now.last and last and self.now.last != last:
+            reason = f"its change {self.now.place} is not the one that this node has carried out"
+            raise CatalogCorrupt(store, f"{reason}; {_PUT_BACK}")
 
     def check_empty(self, store: str) -> None:
         """Check that this node may begin a log in a store that has none.
@@ -86,9 +102,9 @@ class StoredPlace:
             hint = f"check that it is mounted, and the setting cluster_store, or {_BEGIN_ANEW}"
             raise CatalogUnavailable(store, reason, hint)
 
-    def move(self, cluster: str, place: int) -> None:
-        """Store a new place; when it returns, that is on the disk."""
-        self.now = Place(cluster, place)
+    def move(self, head: Head, place: int) -> None:
+        """Store a new place in the log that a head defines; when it returns, it is on the disk."""
+        self.now = Place(head.cluster, place, head.last_of(place))
         if self._folder is None:
             return
         new = self._folder / "cluster.place.new"

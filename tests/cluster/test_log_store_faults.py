@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from dandelion.asynchronous.records import KeptRequest
-from dandelion.cluster import Cluster, shared_folder, store_driver
+from dandelion.cluster import Cluster, log_tail, shared_folder, store_driver
 from dandelion.cluster.ballots import Command
 from dandelion.cluster.joining import joined
 from dandelion.cluster.log_parts import opened_store
@@ -280,6 +280,101 @@ def test_catalogues_of_other_clusters_are_refused(tmp_path: Path) -> None:
             node.register(echo("g"))
         assert places[1][0] in str(caught.value)
         assert text_of(node.invoke("f", x=b"a")["y"]) == "a"
+
+
+@contextlib.contextmanager
+def put_back_afterwards(folder: Path) -> Iterator[None]:
+    """Put the folder back to what it is now."""
+    copy = folder.with_suffix(".copy")
+    shutil.copytree(folder, copy)
+    yield
+    shutil.rmtree(folder)
+    copy.rename(folder)
+
+
+def node_ahead_of_its_store(folder: Path, url: str, others: int) -> list[str]:
+    """Have a node carry out three changes, put the store back to the first one, and add others.
+
+    Returns:
+        The names of what is registered in the store then.
+    """
+    folder.mkdir()
+    place: Place = (f"folder:{folder}", {})
+    with member(place, url) as node:
+        node.register(echo("f"))
+        with put_back_afterwards(folder):
+            node.register(echo("g"))
+            node.register(echo("h"))
+    with member(place) as node:
+        for number in range(others):
+            node.register(echo(f"other{number}"))
+        return sorted(record.name for record in node.records())
+
+
+@pytest.mark.parametrize("others", [1, 2, 3])
+def test_a_store_that_was_put_back_is_refused_by_a_node_that_was_ahead(
+    others: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when other nodes have made it as long as before, or longer."""
+    monkeypatch.setattr(store_driver, "POLL_S", 0.02)
+    folder = tmp_path / "shared"
+    url = f"sqlite:{tmp_path / 'catalog'}"
+    stored = node_ahead_of_its_store(folder, url, others)
+    place: Place = (f"folder:{folder}", {})
+    with member(place, url) as node:
+        with pytest.raises(CatalogCorrupt, match="put back") as caught:
+            node.register(echo("i"))
+        assert place[0] in str(caught.value)
+        assert "put back" in node.cluster().problem  # type: ignore[union-attr]
+        assert sorted(record.name for record in node.records()) == ["f", "g", "h"]
+        assert text_of(node.invoke("h", x=b"a")["y"]) == "a"
+    with member(place, f"sqlite:{tmp_path / 'new'}") as node:
+        wait_until(lambda: sorted(record.name for record in node.records()) == stored)
+        assert registered(node, echo("g")) == 1
+
+
+@pytest.mark.parametrize("others", [4, 7])
+def test_a_node_whose_last_change_is_not_named_any_more_takes_over_all(
+    others: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After these, three commands or more are in the snapshot alone."""
+    monkeypatch.setattr(store_driver, "POLL_S", 0.02)
+    monkeypatch.setattr(log_tail, "KEPT", 2)
+    folder = tmp_path / "shared"
+    url = f"sqlite:{tmp_path / 'catalog'}"
+    stored = node_ahead_of_its_store(folder, url, others)
+    with member((f"folder:{folder}", {}), url) as node:
+        wait_until(lambda: sorted(record.name for record in node.records()) == stored)
+        assert registered(node, echo("g")) == 1
+
+
+def test_a_head_of_a_store_that_was_put_back_is_read_again(tmp_path: Path) -> None:
+    """Its tag may be that of the head before."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    store = shared_folder.FolderStore(str(folder))
+    ahead, other = StoredLog(store), StoredLog(store)
+    first = ahead.begin()
+    with put_back_afterwards(folder):
+        ahead.replace(msgspec.structs.replace(first, commands=(("a", digest_of(b"a")),)))
+    new = msgspec.structs.replace(other.read(), commands=(("b", digest_of(b"b")),))
+    other.replace(new)
+    assert ahead.read() == new
+
+
+def test_a_place_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    place: Place = (f"folder:{tmp_path / 'shared'}", {})
+    (tmp_path / "shared").mkdir()
+    file = tmp_path / "catalog" / "cluster.place"
+    url = f"sqlite:{tmp_path / 'catalog'}"
+    with member(place, url) as node:
+        node.register(echo("f"))
+    now = msgspec.json.decode(file.read_bytes())
+    assert now.pop("last")
+    file.write_bytes(msgspec.json.encode(now))
+    with member(place, url) as node:
+        assert registered(node, echo("g")) == 1
+    assert msgspec.json.decode(file.read_bytes())["last"]
 
 
 def heads(folder: Path) -> list[str]:
