@@ -172,15 +172,14 @@ class StoreDriver:
         """Follow the log, then add what this node has to add."""
         head = self._read()
         self._follow(head)
-        while self._proposals and not self._closing.is_set():
+        while not self._closing.is_set() and (commands := self._current_proposals()):
             try:
-                self._add(head)
+                self._add(head, commands)
             except Outdated:
                 self._read()
             known, head = head.length, self._log.head or self._read()
             self._sort_out(head, known)
             self._follow(head)
-            self._expire()
 
     def _read(self) -> Head:
         """Read the head; write the first one of a new cluster if nothing is known of any.
@@ -212,30 +211,40 @@ class StoreDriver:
             self._proposals = deque(one for one in self._proposals if one[0].id not in ids)
         return gone
 
-    def _expire(self) -> None:
+    def _current_proposals(self) -> list[Command]:
+        """Return what is to be added. What has waited for too long fails; its blobs may be gone."""
         now_ns = self._clock()
         with self._lock:
             late = {command.id for command, until_ns in self._proposals if until_ns <= now_ns}
         for command in self._dropped(late):
-            self._fail(command.id, unacknowledged("other nodes were faster for too long"))
+            self._fail(command.id, unacknowledged("it was not added in time"))
+        with self._lock:
+            return [command for command, _ in self._proposals]
 
-    def _add(self, head: Head) -> None:
-        """Store proposals and a head that names them.
+    def _add(self, head: Head, commands: list[Command]) -> None:
+        """Store proposals and a head that names them. One whose blobs cannot be read fails.
 
         Raises:
             Outdated: another node was faster.
         """
-        with self._lock:
-            commands = [command for command, _ in self._proposals]
         added = []
         for command in commands:
             for digest in map(Digest, command.blobs):
-                self._log.put_blob(digest, self._catalog.blob(digest))
-            added.append((command.id, self._log.put_command(command)))
-        self._attempted.update(command.id for command in commands)
+                try:
+                    blob = self._catalog.blob(digest)
+                except DandelionError as error:
+                    self._dropped({command.id})
+                    self._fail(command.id, error)
+                    break
+                self._log.put_blob(digest, blob)
+            else:
+                added.append((command.id, self._log.put_command(command)))
+        if not added:
+            return
+        self._attempted.update(id_ for id_, _ in added)
         new = msgspec.structs.replace(head, commands=(*head.commands, *added))
         self._log.replace(new)
-        self._dropped({command.id for command in commands})
+        self._dropped({id_ for id_, _ in added})
         if len(new.commands) > 2 * log_tail.KEPT:
             self._follow(new)
             self._compact(new)
