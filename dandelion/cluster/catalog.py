@@ -95,6 +95,7 @@ class ClusterCatalog(Catalog):
         me: name of the node.
         source: blobs of other nodes.
         staged: blobs of commands that are not carried out yet.
+        store: name of the log store; empty with voters.
 
     Attributes:
         propose: called from any thread with a command to be chosen; the cluster sets it.
@@ -105,7 +106,12 @@ class ClusterCatalog(Catalog):
     """
 
     def __init__(
-        self, own: Catalog, me: str, source: BlobSource, staged: StagedBlobs | None = None
+        self,
+        own: Catalog,
+        me: str,
+        source: BlobSource,
+        staged: StagedBlobs | None = None,
+        store: str = "",
     ) -> None:
         self.own = own
         self.propose: Callable[[Command], None] | None = None
@@ -113,6 +119,7 @@ class ClusterCatalog(Catalog):
         self.removed: Callable[[list[Record]], None] = lambda records: None
         self._me = me
         self._source = source
+        self._store = store
         self._prefix = os.urandom(6).hex()
         self._count = itertools.count(1)
         self._waiting: dict[str, Future[ChangeResult]] = {}
@@ -158,7 +165,7 @@ class ClusterCatalog(Catalog):
         """Have a command chosen, and wait until it is carried out.
 
         Raises:
-            CatalogUnavailable: it was not acknowledged by a majority.
+            CatalogUnavailable: it was not acknowledged by a majority, or not by the store.
             TooLarge: it exceeds `CHANGE_LIMIT_BYTES`.
             DandelionError: it was refused.
         """
@@ -180,7 +187,7 @@ class ClusterCatalog(Catalog):
             propose(Command(id_, kind, content, sizes, self._me))
             found = outcome.result(GIVE_UP_NS / 1e9 + _MARGIN_S)
         except TimeoutError:
-            found = unacknowledged("it took too long")
+            found = unacknowledged("it took too long", self._store)
         finally:
             with self._lock:
                 del self._waiting[id_]
@@ -368,13 +375,19 @@ def _removals(place: int, command: Command) -> tuple[Removal, ...]:
         raise Unreadable(place, command, str(error)) from None
 
 
-def unacknowledged(reason: str) -> CatalogUnavailable:
-    """Return the error of a change that no majority has acknowledged."""
-    return CatalogUnavailable(
-        "cluster",
-        f"a majority of the nodes has not acknowledged the change: {reason}",
-        "it may still take effect; repeat it when the nodes are up, which has no effect twice",
-    )
+def unacknowledged(reason: str, store: str = "") -> CatalogUnavailable:
+    """Return the error of a change that is not known to be in the log.
+
+    Args:
+        reason: why not.
+        store: name of the log store; empty if the log is that of voters.
+    """
+    again = "the change may still take effect; repeat it when {}, which has no effect twice"
+    if store:
+        message = f"the change is not known to be stored: {reason}"
+        return CatalogUnavailable(store, message, again.format("the store can be used"))
+    message = f"a majority of the nodes has not acknowledged the change: {reason}"
+    return CatalogUnavailable("cluster", message, again.format("the nodes are up"))
 
 
 def refused_on_loop() -> InvalidInput:

@@ -144,7 +144,8 @@ class Cluster(Status, ClusterShutdown):
         self._to_close = [self._log_parts.close]
         self.source = BlobSource(post)
         staged = StagedBlobs(folder)
-        self.catalog = ClusterCatalog(catalog, self.name, self.source, staged)
+        store = self._settings.store
+        self.catalog = ClusterCatalog(catalog, self.name, self.source, staged, store)
         return self.catalog
 
     def wrap_store(self, store: KeptStore) -> KeptStore:

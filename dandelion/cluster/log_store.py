@@ -31,7 +31,7 @@ class StoredHead:
 
 
 class LogStore(abc.ABC):
-    """Where the log is kept. Blocking; one thread at a time, but `get` from any.
+    """Where the log is kept. Blocking; one thread at a time, but `get` and `close` from any.
 
     All methods raise `CatalogUnavailable` if the store cannot be reached or refuses. Then it is not
     known whether a change was made.
@@ -69,3 +69,6 @@ class LogStore(abc.ABC):
     @abc.abstractmethod
     def delete(self, name: str) -> None:
         """Delete an object, if it is there."""
+
+    def close(self) -> None:
+        """End what is waited for; that fails with `CatalogUnavailable`, and so may later calls."""

@@ -13,6 +13,8 @@ import fcntl
 import os
 import re
 import secrets
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +27,10 @@ _KEPT_HEADS = 8
 _ATTEMPTS = 8
 """So many heads that are listed, but cannot be opened, are read before that is an error."""
 
+LOCK_S = 5.0
+"""A node holds the lock for some milliseconds, so after so long it is an error."""
+_PAUSE_S = 0.01
+"""Between two attempts to take it."""
 _ABANDONED_S = 3600.0
 """A file that was not written to for so long is of a node that was killed."""
 
@@ -42,6 +48,7 @@ class FolderStore(LogStore):
     def __init__(self, path: str) -> None:
         self.name = f"folder:{path}"
         self._folder = Path(path).expanduser()
+        self._closed = threading.Event()
         if not self._folder.is_absolute():
             hint = "write folder:/PATH of a folder that all nodes have"
             raise InvalidInput("cluster_store", f"'{path[:200]}' is not an absolute path", hint)
@@ -124,6 +131,9 @@ class FolderStore(LogStore):
         with self._reported():
             (self._folder / name).unlink(missing_ok=True)
 
+    def close(self) -> None:
+        self._closed.set()
+
     def _check(self) -> None:
         """Tell a folder that is not mounted from a file that is not there."""
         self._folder.stat()
@@ -159,10 +169,22 @@ class FolderStore(LogStore):
     def _locked(self) -> Iterator[None]:
         fd = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            self._lock(fd)
             yield
         finally:
             os.close(fd)
+
+    def _lock(self, fd: int) -> None:
+        end_s = time.monotonic() + LOCK_S
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.monotonic() > end_s:
+                reason = f"another process has held its lock for {LOCK_S:g} s"
+                hint = "find it with 'lslocks' on the machines of the nodes, and end it if it hangs"
+                raise CatalogUnavailable(self.name, reason, hint)
+            if self._closed.wait(_PAUSE_S):
+                raise CatalogUnavailable(self.name, "this node is stopping", "ask another node")
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:

@@ -26,6 +26,7 @@ from dandelion.cluster.rounds import GIVE_UP_NS, PROPOSALS_LIMIT
 from dandelion.cluster.snapshots import encode_snapshot
 from dandelion.cluster.stored_log import Empty, Head, Missing, StoredLog
 from dandelion.cluster.stored_place import StoredPlace
+from dandelion.cluster.timed_store import TimedStore
 from dandelion.errors import CatalogCorrupt, CatalogUnavailable, Conflict, DandelionError
 from dandelion.executors import to_dandelion_error
 from dandelion.function import Digest
@@ -45,9 +46,6 @@ class StoreDriver:
         place: what this node's catalogue has of it.
         catalog: carries out commands.
         source: gets blobs; it is told to look into the store.
-
-    Attributes:
-        problem: why the store cannot be used now; None if it can.
     """
 
     def __init__(
@@ -58,12 +56,12 @@ class StoreDriver:
         source: BlobSource,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._log = StoredLog(store)
+        self._store = TimedStore(store, clock)
+        self._log = StoredLog(self._store)
         self._place = place
         self._catalog = catalog
         self._source = source
         self._clock = clock
-        self._store = store
         self._proposals: deque[tuple[Command, int]] = deque()
         self._attempted: set[str] = set()
         self._wake = threading.Event()
@@ -71,7 +69,7 @@ class StoreDriver:
         self._lock = threading.Lock()
         self._heard = 0
         reason = "it has not been reached yet"
-        self.problem: DandelionError | None = CatalogUnavailable(store.name, reason, "try again")
+        self._problem: DandelionError | None = CatalogUnavailable(store.name, reason, "try again")
         source.stored = self._log.blob
         self._thread = threading.Thread(target=self._run, name="dandelion-store", daemon=True)
         self._thread.start()
@@ -80,6 +78,11 @@ class StoreDriver:
     def length(self) -> int:
         """How many commands this node's catalogue has."""
         return self._place.now.place
+
+    @property
+    def problem(self) -> DandelionError | None:
+        """Why the store cannot be used now; None if it can."""
+        return self._problem or self._store.problem()
 
     def check(self) -> None:
         """Refuse to promise anything while the store cannot be used.
@@ -96,6 +99,7 @@ class StoreDriver:
         self._closing.set()
         self._wake.set()
         self._source.close()
+        self._store.close()
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
             log.error("%s does not answer; its thread is left", self._store.name)
@@ -107,7 +111,7 @@ class StoreDriver:
             if not full:
                 self._proposals.append((command, self._clock() + GIVE_UP_NS))
         if full:
-            self._catalog.failed(command.id, unacknowledged("too many changes wait"))
+            self._catalog.failed(command.id, self._unacknowledged("too many changes wait"))
         self._wake.set()
 
     def heard_length(self, name: str, length: int) -> None:
@@ -151,9 +155,9 @@ class StoreDriver:
 
     def _report(self, problem: DandelionError | None) -> None:
         """Remember why nothing goes on, and let proposals fail with that."""
-        if problem is not None and str(problem) != str(self.problem):
+        if problem is not None and str(problem) != str(self._problem):
             log.error("the catalogue cannot follow its log: %s", problem)
-        self.problem = problem
+        self._problem = problem
         if problem is None:
             return
         with self._lock:
@@ -165,8 +169,11 @@ class StoreDriver:
     def _fail(self, id_: str, problem: DandelionError) -> None:
         if id_ in self._attempted:
             self._attempted.discard(id_)
-            problem = unacknowledged(str(problem))
+            problem = self._unacknowledged(str(problem).removeprefix(f"{self._store.name}: "))
         self._catalog.failed(id_, problem)
+
+    def _unacknowledged(self, reason: str) -> CatalogUnavailable:
+        return unacknowledged(reason, self._store.name)
 
     def _round(self) -> None:
         """Follow the log, then add what this node has to add."""
@@ -201,7 +208,7 @@ class StoreDriver:
         self._dropped(named)
         if head.base > known:  # a proposal may be among commands that are not named any more
             for command in self._dropped(set(self._attempted)):
-                self._fail(command.id, unacknowledged("this node was too far behind"))
+                self._fail(command.id, self._unacknowledged("this node was too far behind"))
         self._attempted -= named
 
     def _dropped(self, ids: set[str]) -> list[Command]:
@@ -217,7 +224,7 @@ class StoreDriver:
         with self._lock:
             late = {command.id for command, until_ns in self._proposals if until_ns <= now_ns}
         for command in self._dropped(late):
-            self._fail(command.id, unacknowledged("it was not added in time"))
+            self._fail(command.id, self._unacknowledged("it was not added in time"))
         with self._lock:
             return [command for command, _ in self._proposals]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +13,7 @@ import pytest
 
 from dandelion.catalog import Batch, MemoryCatalog
 from dandelion.cluster import catalog as cluster_catalog
-from dandelion.cluster import store_driver
+from dandelion.cluster import shared_folder, store_driver
 from dandelion.cluster.ballots import Command
 from dandelion.cluster.blob_source import BlobSource
 from dandelion.cluster.catalog import REGISTER, ClusterCatalog
@@ -19,7 +21,8 @@ from dandelion.cluster.log_store import StoredHead
 from dandelion.cluster.shared_folder import FolderStore
 from dandelion.cluster.store_driver import StoreDriver
 from dandelion.cluster.stored_place import StoredPlace
-from dandelion.data import SetSpec
+from dandelion.cluster.timed_store import SLOW_S, TimedStore
+from dandelion.data import Bytes, SetSpec
 from dandelion.errors import CatalogUnavailable
 from dandelion.function import CodeObject, FunctionSpec, digest_of
 from dandelion.testing import wait_until
@@ -58,7 +61,7 @@ class OneNode:
         self.now_s = 0.0
         self.store = StalledFolder(str(folder))
         source = BlobSource(lambda event: event())
-        self.catalog = ClusterCatalog(MemoryCatalog(), "one", source)
+        self.catalog = ClusterCatalog(MemoryCatalog(), "one", source, store=self.store.name)
         place = StoredPlace(None, has_records=False)
         self.driver = StoreDriver(
             self.store, place, self.catalog, source, lambda: int(self.now_s * 1e9)
@@ -98,8 +101,10 @@ def test_a_change_that_was_given_up_disturbs_no_later_one(
     with monkeypatch.context() as hurried:
         hurried.setattr(cluster_catalog, "GIVE_UP_NS", 0)
         hurried.setattr(cluster_catalog, "_MARGIN_S", 0.01)
-        with pytest.raises(CatalogUnavailable):
+        with pytest.raises(CatalogUnavailable) as caught:
             node.catalog.register(registration("late"))
+        assert node.store.name in str(caught.value)
+        assert "majority" not in str(caught.value)
     node.now_s += 31
     with ThreadPoolExecutor(1) as pool:
         later = pool.submit(node.catalog.register, registration("later"))
@@ -119,3 +124,64 @@ def test_a_change_whose_code_is_missing_fails_alone(node: OneNode) -> None:
         assert other.result(20)[0].version == 1
     assert node.names() == ["other"]
     assert node.driver.problem is None
+
+
+def test_a_store_that_does_not_answer_is_a_problem_meanwhile(node: OneNode) -> None:
+    node.store.stall()
+    assert node.driver.problem is None
+    node.now_s += SLOW_S + 0.1
+    assert node.store.name in str(node.driver.problem)
+    with pytest.raises(CatalogUnavailable):
+        node.driver.check()
+    node.store.answers.set()
+    wait_until(lambda: node.driver.problem is None)
+
+
+def test_a_large_object_may_take_longer(tmp_path: Path) -> None:
+    now_s = 0.0
+
+    class Slow(FolderStore):
+        def put(self, name: str, data: Bytes) -> None:
+            nonlocal now_s
+            now_s += 4.0
+            found.append(store.problem() is None)
+
+    found: list[bool] = []
+    store = TimedStore(Slow(str(tmp_path)), lambda: int(now_s * 1e9))
+    store.put("blobs/small", b"")
+    store.put("blobs/large", bytes(16 << 20))
+    assert found == [False, True]
+    assert store.problem() is None
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, as a process that hangs."""
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_lock_that_is_held_for_long_is_an_error_that_names_the_store(
+    node: OneNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_folder, "LOCK_S", 0.05)
+    with locked(tmp_path), pytest.raises(CatalogUnavailable, match="lock") as caught:
+        node.catalog.register(registration("f"))
+    assert str(caught.value).count(node.store.name) == 1
+    assert "majority" not in str(caught.value)
+    assert node.catalog.register(registration("f"))[0].version == 1
+
+
+def test_a_node_stops_while_it_waits_for_the_lock(
+    node: OneNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_folder, "LOCK_S", 60.0)
+    monkeypatch.setattr(store_driver, "CLOSE_S", 5.0)
+    with locked(tmp_path), ThreadPoolExecutor(1) as pool:
+        change = pool.submit(node.catalog.register, registration("f"))
+        wait_until(lambda: list((tmp_path / "commands").glob("*")))
+        node.driver.close()
+        assert not node.driver._thread.is_alive()
+        with pytest.raises(CatalogUnavailable, match="stopping"):
+            change.result(20)
