@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import math
 import os
+import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -66,7 +67,11 @@ class _Development:
         self._logged = 0
 
     async def serve(self) -> None:
-        """Serve and watch until a signal."""
+        """Serve and watch until a signal.
+
+        Raises:
+            Exception: watching failed, which ends the node.
+        """
         settings = self._node.settings
         async with self._node as node:
             watching: list[asyncio.Task[None]] = []
@@ -75,13 +80,15 @@ class _Development:
                 self._out.line(f"{url_of(host, port)} serves {self._path}; Ctrl-C ends it")
                 loop = asyncio.get_running_loop()
                 watching.append(loop.create_task(self._watch()))
+                watching[0].add_done_callback(_end_unless_cancelled)
 
             try:
                 await serve(node, settings.host, settings.port, ready)
             finally:
                 for task in watching:
                     task.cancel()
-                await asyncio.gather(*watching, return_exceptions=True)
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await task
 
     async def _watch(self) -> None:
         while True:
@@ -176,6 +183,12 @@ class _Development:
             self._out.line(f"         {more} more invocations")
         for one in reversed(found.invocations):
             self._out.line(_line_of(one))
+
+
+def _end_unless_cancelled(watching: asyncio.Task[None]) -> None:
+    """End the server as a signal does when watching has failed."""
+    if not watching.cancelled():
+        signal.raise_signal(signal.SIGTERM)
 
 
 def _line_of(one: InvocationSummary) -> str:

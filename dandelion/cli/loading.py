@@ -1,15 +1,22 @@
 """Loads a user's Python file in a process of its own, and gives what it describes.
 
 A file may be edited and loaded again and again, may print, and may end its process. So it is loaded
-by ``python -m dandelion.cli.loading FILE FD``, which writes a `Loaded` to the descriptor. Ctrl-C in
-a terminal reaches both processes: this one ignores it, and is ended by the other one.
+by ``python -m dandelion.cli.loading FILE FD``, which writes a `Loaded` to the descriptor, a file in
+memory, and exits. Only this process writes it, not one that the file forks.
+
+The process is the first one of a session, so Ctrl-C in a terminal does not reach it. When it has
+ended, the others of its process group are killed: those that the file started and left behind. A
+process that the file put into another group is not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
@@ -48,39 +55,55 @@ class Loading:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        read, write = os.pipe()
-        command = [sys.executable, "-m", "dandelion.cli.loading", str(path), str(write)]
-        self._answer = os.fdopen(read, "rb")
+        self._lock = threading.Lock()  # the process id is not used after it was reaped
+        self._answer = os.fdopen(os.memfd_create("dandelion-loaded"), "rb")
+        answer = self._answer.fileno()
+        command = [sys.executable, "-m", "dandelion.cli.loading", str(path), str(answer)]
         try:
-            with blocked_interrupts():
-                self._process = subprocess.Popen(command, pass_fds=[write], env=environment())
+            with blocked_interrupts():  # it is in this session at first
+                self._process = subprocess.Popen(
+                    command, pass_fds=[answer], env=environment(), start_new_session=True
+                )
         except BaseException:
             self._answer.close()
             raise
-        finally:
-            os.close(write)
 
     def end(self) -> None:
-        """End the process if it runs: `result`, in another thread, then raises."""
-        self._process.kill()
+        """Kill the process and those of its group: `result`, in another thread, then raises."""
+        with self._lock:
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):  # a signal ended it before it had one
+                    os.killpg(self._process.pid, signal.SIGKILL)
 
     def result(self) -> tuple[RegistrationDocument, tuple[str, ...]]:
         """Wait for the end of the process; see `load_program`. To be called once."""
         with self._answer:
+            code = self._wait()
+            self._answer.seek(0)
             data = self._answer.read()
-        code = self._process.wait()
         path = str(self._path)
         if not data:
             message = f"it ended its process with code {code}"
             raise ProgramFailed(
                 path, f"{message}; expected a file that only defines things", (path,)
             )
-        loaded = msgspec.msgpack.decode(data, type=Loaded)
+        try:
+            loaded = msgspec.msgpack.decode(data, type=Loaded)
+        except msgspec.DecodeError as error:
+            message = f"its process ended with code {code} and left an answer that is not valid"
+            raise ProgramFailed(path, f"{message}: {error}", (path,)) from None
         if loaded.error is not None:
             cause = from_record(loaded.error)
             message = cause.message if isinstance(cause, ProgramFailed) else str(cause)
             raise ProgramFailed(path, message, loaded.files)
         return read_document(loaded.document, "application/msgpack"), loaded.files
+
+    def _wait(self) -> int:
+        """Wait for the end of the process, kill what it left, and return its exit code."""
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        self.end()  # not reaped yet, its id is that of its group
+        with self._lock:
+            return self._process.wait()
 
 
 def load_program(path: Path) -> tuple[RegistrationDocument, tuple[str, ...]]:
@@ -105,7 +128,10 @@ def main() -> int:
     path, descriptor = Path(sys.argv[1]), int(sys.argv[2])
     ignore_interrupts()
     os.set_inheritable(descriptor, False)
+    started = os.getpid()
     loaded = _load(path)
+    if os.getpid() != started:  # the file has forked
+        os._exit(0)
     with os.fdopen(descriptor, "wb") as answer:
         answer.write(msgspec.msgpack.encode(loaded))
     return 0

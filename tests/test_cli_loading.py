@@ -1,0 +1,72 @@
+"""Files of users that fork, print, or do not end are loaded in a process of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dandelion.cli import dev
+from dandelion.cli.loading import load_program
+from dandelion.cli.sources import ProgramFailed
+from dandelion.testing import wait_until
+from tests.cli_commands import Command, given_command
+from tests.processes import lives
+
+command = pytest.fixture()(given_command)
+
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+
+import dandelion as dd
+
+@dd.function
+def same(x: str) -> str:
+    return x
+
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    path = tmp_path / "app.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def append(app: Path, text: str) -> None:
+    app.write_text(app.read_text() + text)
+
+
+@pytest.mark.parametrize("does", ["pass", "time.sleep(600)", "sys.exit(3)"])
+def test_a_file_that_forks_is_loaded_once(app: Path, does: str) -> None:
+    note = app.with_name("child")
+    append(app, "if child := os.fork():\n")
+    append(app, f"    Path({str(note)!r}).write_text(str(child))\nelse:\n    {does}\n")
+    document, files = load_program(app)
+    assert [function.name for function in document.functions] == ["same"]
+    assert files == (str(app.resolve()),)
+    wait_until(lambda: not lives(int(note.read_text())))
+
+
+@pytest.mark.parametrize("answer", [b"\xc1", b"\x80\x80", b"\x01"])
+def test_an_answer_that_is_not_valid_names_the_file(app: Path, answer: bytes) -> None:
+    append(app, f"os.write(int(sys.argv[2]), {answer!r})\n")
+    with pytest.raises(ProgramFailed) as caught:
+        load_program(app)
+    assert str(app) in str(caught.value)
+
+
+def test_dev_ends_with_an_error_if_it_cannot_watch(
+    command: Command, app: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: Path) -> None:
+        raise OSError("no process can be started")
+
+    monkeypatch.setenv("DANDELION_BACKENDS", "null")
+    monkeypatch.setattr(dev, "Loading", refused)
+    code, out, error = command("dev", app, "--port", "0")
+    assert code == 1
+    assert "serves" in out
+    assert "no process can be started" in error
