@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +74,30 @@ def test_dev_ends_with_an_error_if_it_cannot_watch(
     assert code == 1
     assert "serves" in out
     assert "no process can be started" in error
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_file_that_does_not_end_ends_with_the_command(app: Path, number: int) -> None:
+    note = app.with_name("loader")
+    append(app, f"Path({str(note)!r}).write_text(f'{{os.getpid()}}.')\nwhile True: pass\n")
+    process = subprocess.Popen([sys.executable, "-m", "dandelion", "check", str(app)])
+    try:
+        wait_until(lambda: note.exists() and note.read_text().endswith("."))
+    finally:
+        process.send_signal(number)
+        process.wait()
+    loader = int(note.read_text()[:-1])
+    try:
+        wait_until(lambda: not lives(loader))
+    finally:
+        if lives(loader):
+            os.kill(loader, signal.SIGKILL)
+
+
+def test_a_file_is_not_loaded_for_a_command_that_has_ended(app: Path) -> None:
+    note = app.with_name("executed")
+    append(app, f"Path({str(note)!r}).touch()\n")
+    arguments = [sys.executable, "-m", "dandelion.cli.loading", str(app), "1", "0"]
+    done = subprocess.run(arguments, stdout=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert not note.exists()

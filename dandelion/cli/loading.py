@@ -1,8 +1,9 @@
 """Loads a user's Python file in a process of its own, and gives what it describes.
 
 A file may be edited and loaded again and again, may print, and may end its process. So it is loaded
-by ``python -m dandelion.cli.loading FILE FD``, which writes a `Loaded` to the descriptor, a file in
-memory, and exits. Only this process writes it, not one that the file forks.
+by ``python -m dandelion.cli.loading FILE FD PARENT``, which writes a `Loaded` to the descriptor, a
+file in memory, and exits. Only this process writes it, not one that the file forks. It is killed
+when PARENT ends, which is the id of the process that started it.
 
 The process is the first one of a session, so Ctrl-C in a terminal does not reach it. When it has
 ended, the others of its process group are killed: those that the file started and left behind. A
@@ -22,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from dandelion.cli.sources import ProgramFailed, read_sources, users_traceback
+from dandelion.confinement import libc
 from dandelion.documents import RegistrationDocument
 from dandelion.errors import DandelionError, ErrorRecord, from_record
 from dandelion.frontend.records import encode_document, read_document
@@ -44,7 +46,7 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class Loading:
-    """The process that loads a file.
+    """The process that loads a file. It ends with the thread that makes this object.
 
     Args:
         path: of the file.
@@ -58,7 +60,8 @@ class Loading:
         self._lock = threading.Lock()  # the process id is not used after it was reaped
         self._answer = os.fdopen(os.memfd_create("dandelion-loaded"), "rb")
         answer = self._answer.fileno()
-        command = [sys.executable, "-m", "dandelion.cli.loading", str(path), str(answer)]
+        command = [sys.executable, "-m", "dandelion.cli.loading", str(path)]
+        command += [str(answer), str(os.getpid())]
         try:
             with blocked_interrupts():  # it is in this session at first
                 self._process = subprocess.Popen(
@@ -125,7 +128,10 @@ def load_program(path: Path) -> tuple[RegistrationDocument, tuple[str, ...]]:
 
 def main() -> int:
     """Load the file that the arguments name."""
-    path, descriptor = Path(sys.argv[1]), int(sys.argv[2])
+    path, descriptor, parent = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return 1
     ignore_interrupts()
     os.set_inheritable(descriptor, False)
     started = os.getpid()
