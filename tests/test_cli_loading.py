@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -101,3 +102,27 @@ def test_a_file_is_not_loaded_for_a_command_that_has_ended(app: Path) -> None:
     done = subprocess.run(arguments, stdout=subprocess.PIPE, check=False)
     assert (done.returncode, done.stdout) == (1, b"")
     assert not note.exists()
+
+
+PRINTING = "print('by print', flush=True)\nos.write(1, b'by a descriptor')\n"
+
+
+@pytest.mark.parametrize("arguments", ["check {} --json", "run {} x=1 --raw", "graph {} --json"])
+def test_what_a_file_prints_is_not_in_the_output(
+    command: Command, app: Path, monkeypatch: pytest.MonkeyPatch, arguments: str
+) -> None:
+    monkeypatch.setenv("DANDELION_BACKENDS", "null,process")
+    append(app, "\n@dd.composition\ndef all_same(x):\n    return {'y': same(x)}\n")
+    append(app, PRINTING)
+    code, out, error = command(*arguments.format(app).split())
+    assert code == 0
+    assert json.loads(out)
+    assert "by print" in error
+    assert "by a descriptor" in error
+
+
+def test_what_a_file_of_a_module_prints_is_not_in_the_output(command: Command, app: Path) -> None:
+    append(app, "print('by print')\n")
+    code, out, error = command("export", f"{app}:missing", "--json")
+    assert (code, out) == (1, "")
+    assert "by print" in error

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -54,7 +56,8 @@ class Exported(msgspec.Struct, frozen=True):
 
 def run(arguments: Arguments, out: Output) -> int:
     """Export one module."""
-    module, examples, inputs, labels = _model(arguments.source, arguments.inputs)
+    with contextlib.redirect_stdout(sys.stderr):  # what the user's file prints
+        module, examples, inputs, labels = _model(arguments.source, arguments.inputs)
     if inputs is not None and arguments.batch:
         message = "a model in ONNX is exported for the shapes of its inputs"
         raise InvalidInput("--batch", message, "leave it out, or export the model from PyTorch")
@@ -62,7 +65,7 @@ def run(arguments: Arguments, out: Output) -> int:
     if arguments.outputs:
         labels = arguments.outputs.split(",")
     absent_if_zero = [label for label in arguments.absent_if_zero.split(",") if label]
-    with progress(f"exporting {name}") as show:
+    with contextlib.redirect_stdout(sys.stderr), progress(f"exporting {name}") as show:
         made = export_module(
             name,
             module,

@@ -3,7 +3,8 @@
 A file may be edited and loaded again and again, may print, and may end its process. So it is loaded
 by ``python -m dandelion.cli.loading FILE FD PARENT``, which writes a `Loaded` to the descriptor, a
 file in memory, and exits. Only this process writes it, not one that the file forks. It is killed
-when PARENT ends, which is the id of the process that started it.
+when PARENT ends, which is the id of the process that started it. What the file prints goes to the
+standard error of the command, whose standard output may be JSON.
 
 The process is the first one of a session, so Ctrl-C in a terminal does not reach it. When it has
 ended, the others of its process group are killed: those that the file started and left behind. A
@@ -29,6 +30,8 @@ from dandelion.errors import DandelionError, ErrorRecord, from_record
 from dandelion.frontend.records import encode_document, read_document
 from dandelion.interrupts import blocked_interrupts, ignore_interrupts
 from dandelion.search_path import environment
+
+_STANDARD_ERROR = 2
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -65,7 +68,11 @@ class Loading:
         try:
             with blocked_interrupts():  # it is in this session at first
                 self._process = subprocess.Popen(
-                    command, pass_fds=[answer], env=environment(), start_new_session=True
+                    command,
+                    pass_fds=[answer],
+                    env=environment(),
+                    start_new_session=True,
+                    stdout=_STANDARD_ERROR,
                 )
         except BaseException:
             self._answer.close()
