@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from dandelion.cli import dev
-from dandelion.cli.loading import load_program
+from dandelion.cli.loading import load_program, load_sources
+from dandelion.cli.output import WrongUsage
 from dandelion.cli.sources import ProgramFailed
 from dandelion.testing import wait_until
-from tests.cli_commands import Command, given_command
+from tests.cli_commands import GOOD, Command, given_command
 from tests.processes import lives
 
 command = pytest.fixture()(given_command)
@@ -126,3 +127,46 @@ def test_what_a_file_of_a_module_prints_is_not_in_the_output(command: Command, a
     code, out, error = command("export", f"{app}:missing", "--json")
     assert (code, out) == (1, "")
     assert "by print" in error
+
+
+STOP = "class Stop(BaseException): pass\nraise Stop('at once')\n"
+FAILING = "def document(): raise ValueError('no document')\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("os._exit(0)\n", 1, "ended its process with code 0"),
+        (FAILING, 1, "ValueError: no document"),
+        (STOP, 1, "Stop: at once"),
+        ("os.fork()\n", 3, "http://127.0.0.1:1"),
+    ],
+)
+@pytest.mark.parametrize("is_bundle", [False, True])
+def test_register_loads_files_as_deploy_does(
+    app: Path, text: str, code: int, said: str, is_bundle: bool
+) -> None:
+    append(app, text)
+    named = app
+    if is_bundle:
+        app.rename(app.with_name("bundle.py"))
+        named = app.parent
+    for verb in ("register", "deploy"):
+        arguments = [sys.executable, "-m", "dandelion", verb, str(named)]
+        arguments += ["--url", "http://127.0.0.1:1"]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert done.stderr.count(said) == 1
+        assert "dandelion/cli" not in done.stderr
+
+
+def test_files_that_are_registered_together_are_one_document(app: Path) -> None:
+    text, folder = app.with_name("one.dandelion"), app.with_name("two.py")
+    text.write_text(GOOD)
+    folder.mkdir()
+    (folder / "two.dandelion").write_text("composition three(x) => (x) {}")
+    document = load_sources([app, text, folder])
+    assert [function.name for function in document.functions] == ["same"]
+    assert len(document.compositions) == 2
+    with pytest.raises(WrongUsage):
+        load_sources([app.with_name("missing.py")])

@@ -17,11 +17,10 @@ import msgspec
 
 from dandelion.catalog import Removal
 from dandelion.cli.connection import connect, token_of
-from dandelion.cli.loading import load_program
+from dandelion.cli.loading import load_sources
 from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments
-from dandelion.cli.sources import read_sources
-from dandelion.documents import PlannedChange, RegistrationDocument
+from dandelion.documents import PlannedChange
 from dandelion.errors import Conflict, InvalidInput
 from dandelion.frontend.client import Client
 from dandelion.function import digest_of
@@ -63,7 +62,7 @@ def run(arguments: Arguments, out: Output) -> int:
             _undo(client, next((d for d in deployed if d.replaces(this)), None), out)
             _note(state, this)
             return 0
-        document = _document(path)
+        document = load_sources([path])
         changes = client.compare(document)
         changed = [change for change in changes if change.change != "same"]
         if not out.as_json:
@@ -87,10 +86,6 @@ def run(arguments: Arguments, out: Output) -> int:
         undo = f"dandelion deploy {shlex.quote(str(path))} --undo"
         out.line(f"deployed to {client.url}; '{undo}' takes it back")
     return 0
-
-
-def _document(path: Path) -> RegistrationDocument:
-    return load_program(path)[0] if path.suffix == ".py" else read_sources([path])
 
 
 def _show(changes: list[PlannedChange], out: Output) -> None:

@@ -158,7 +158,9 @@ def _called_function(path: Path, function: Callable[[], object]) -> object:
     """Call the user's function that makes the module."""
     try:
         return function()
-    except (Exception, SystemExit) as error:  # whatever the program of the user raises
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the program of the user raises
         raise ProgramFailed(str(path), users_traceback(error)) from error
 
 

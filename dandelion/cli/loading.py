@@ -19,13 +19,14 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
-from dandelion.cli.sources import ProgramFailed, read_sources, users_traceback
+from dandelion.cli.sources import ProgramFailed, is_program, read_sources, users_traceback
 from dandelion.confinement import libc
-from dandelion.documents import RegistrationDocument
+from dandelion.documents import RegistrationDocument, collect
 from dandelion.errors import DandelionError, ErrorRecord, from_record
 from dandelion.frontend.records import encode_document, read_document
 from dandelion.interrupts import blocked_interrupts, ignore_interrupts
@@ -131,6 +132,17 @@ def load_program(path: Path) -> tuple[RegistrationDocument, tuple[str, ...]]:
         return loading.result()
     finally:
         loading.end()
+
+
+def load_sources(paths: Iterable[Path]) -> RegistrationDocument:
+    """Read all paths as `read_sources` does, those of Python files in a process for each.
+
+    Raises:
+        ProgramFailed: a Python file cannot be loaded.
+        WrongUsage: a path does not exist.
+        InvalidInput: a path or its content cannot be registered.
+    """
+    return collect([load_program(p)[0] if is_program(p) else read_sources([p]) for p in paths])
 
 
 def main() -> int:

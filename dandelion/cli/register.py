@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from dandelion.cli.connection import connect
+from dandelion.cli.loading import load_sources
 from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
-from dandelion.cli.sources import files_of_texts, read_sources
+from dandelion.cli.sources import files_of_texts
 from dandelion.errors import InvalidComposition, Problem
 from dandelion.frontend.records import RegisterResponse
 
@@ -19,7 +20,7 @@ _NUMBER = re.compile(r"composition (\d{1,9})(?=:)")
 
 def run(arguments: Arguments, out: Output) -> int:
     """Register the contents of all paths."""
-    document = read_sources(arguments.paths)
+    document = load_sources(arguments.paths)
     try:
         with connect(arguments) as client:
             registered = client.register(document, progress=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
+from dandelion.cli.loading import load_sources
 from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
 from dandelion.cli.settings import load_settings
-from dandelion.cli.sources import read_sources
 from dandelion.cli.wheel_folder import wheel_flags
 from dandelion.recording.compare import Change, Difference, differences
 from dandelion.recording.records import Recording, decode_recording
@@ -28,7 +28,7 @@ def run(arguments: Arguments, out: Output) -> int:
         same = debug(recording, find_call(recording, arguments.call))
         out.line("the result is the recorded one" if same else "the result is not the recorded one")
         return 0 if same else 1
-    changes = [read_sources(arguments.changes)] if arguments.changes else []
+    changes = [load_sources(arguments.changes)] if arguments.changes else []
     backends = [*BACKENDS[:-1], arguments.backend or _GPU]
     here = load_settings(None, os.environ, wheel_flags(path, arguments.wheels))
     again = replay(recording, changes, backends, arguments.deadline, here, arguments.tenant)

@@ -54,13 +54,21 @@ class ProgramFailed(DandelionError):
 def read_sources(paths: Iterable[Path]) -> RegistrationDocument:
     """Read all paths.
 
-    Python files are executed with the rights of the user, since they describe functions.
+    Python files are executed in this process, with the rights of the user, since they describe
+    functions. Commands use `dandelion.cli.loading`, which gives them a process of their own.
 
     Raises:
         WrongUsage: a path does not exist.
         InvalidInput: a path or its content cannot be registered.
     """
     return collect(document for path in paths for document in _read(path))
+
+
+def is_program(path: Path) -> bool:
+    """Tell whether `read_sources` executes a Python file of the user for a path."""
+    if path.is_dir():
+        return (path / "bundle.py").is_file()
+    return path.suffix == ".py" and path.exists()
 
 
 def files_of_texts(paths: Iterable[Path]) -> dict[str, str]:
@@ -75,7 +83,7 @@ def _read(path: Path) -> list[RegistrationDocument]:
     if not path.exists():
         raise WrongUsage(str(path), "no such file or folder")
     if path.is_dir():
-        if (path / "bundle.py").is_file():
+        if is_program(path):
             return [_document_of(_package_module(path), path)]
         files = [p for p in sorted(path.iterdir()) if p.suffix in _DOCUMENTS]
         if not files:
@@ -137,9 +145,9 @@ def load_module(name: str, path: Path) -> ModuleType:
     """
     try:
         return executed(name, path)
-    except DandelionError:
+    except (DandelionError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:  # whatever the program of the user raises
+    except BaseException as error:  # whatever the program of the user raises
         raise ProgramFailed(str(path), users_traceback(error)) from error
 
 
