@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,6 +143,24 @@ def test_check_one_file(
     if content is not None:
         path.write_bytes(content.encode("utf-8", "surrogateescape"))
     assert command("check", path)[0] == code
+
+
+def test_check_does_not_read_devices_and_pipes(command: Command, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "zero.json").symlink_to("/dev/zero")
+    for path in (Path("/dev/zero"), tmp_path / "zero.json", tmp_path / "pipe.py"):
+        code, out, _ = command("check", path)
+        assert code == 1
+        assert f"{path}: it is not a regular file" in out
+
+
+@pytest.mark.parametrize("verb", ["check", "deploy", "register", "run", "dev", "wheels", "graph"])
+def test_a_link_to_itself_is_no_file(command: Command, tmp_path: Path, verb: str) -> None:
+    loop = tmp_path / "loop.py"
+    loop.symlink_to(loop)
+    code, _, error = command(verb, loop)
+    assert code == 2
+    assert f"{loop}: no such file" in error
 
 
 NESTED = """

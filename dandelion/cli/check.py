@@ -90,7 +90,10 @@ def check_path(path: Path) -> Iterator[Checked]:
 
 
 def check_file(path: Path) -> Checked:
-    """Check one file of any kind."""
+    """Check one file of any kind; a device or a pipe, which may not end, is not read."""
+    if not path.is_file():
+        problem = Problem("unknown-kind", "it is not a regular file", str(path))
+        return Checked(str(path), "unknown", (problem,))
     if path.suffix == ".dandelion":
         try:
             text = path.read_text("utf-8")

@@ -86,7 +86,7 @@ def _drawn(arguments: Arguments, format_: str) -> str:
     path = Path(arguments.source)
     if path.is_file():
         return draw(_module(path, arguments.name), arguments.name, format_)
-    if path.suffix == ".dandelion":
+    if path.suffix in (".dandelion", ".py"):
         raise WrongUsage(str(path), "no such file")
     if arguments.name is not None:
         raise WrongUsage(
