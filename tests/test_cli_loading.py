@@ -78,6 +78,17 @@ def test_dev_ends_with_an_error_if_it_cannot_watch(
     assert "no process can be started" in error
 
 
+def test_dev_drains_and_ends_when_its_terminal_is_closed(app: Path) -> None:
+    environment = {**os.environ, "DANDELION_BACKENDS": "null"}
+    arguments = [sys.executable, "-m", "dandelion", "dev", str(app), "--port", "0"]
+    with subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any("registered same" in line for line in process.stdout)
+        process.send_signal(signal.SIGHUP)
+        process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_file_that_does_not_end_ends_with_the_command(app: Path, number: int) -> None:
     note = app.with_name("loader")

@@ -264,3 +264,16 @@ def test_serve_warns_of_variables_that_it_does_not_know() -> None:
         line["level"] == "warning" and "DANDELION_BACKENDS" in line["message"]
         for line in map(json.loads, errors.splitlines())
     )
+
+
+@pytest.mark.parametrize("frontends", ["1", "2"])
+def test_sighup_without_files_to_read_changes_nothing(frontends: str) -> None:
+    with start_server("--json", "--frontends", frontends) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert json.loads(process.stdout.readline())["port"]
+        process.send_signal(signal.SIGHUP)
+        assert any("SIGHUP: no files" in line for line in process.stderr)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+    assert process.returncode == 0

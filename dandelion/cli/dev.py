@@ -79,6 +79,7 @@ class _Development:
             def ready(host: str, port: int) -> None:
                 self._out.line(f"{url_of(host, port)} serves {self._path}; Ctrl-C ends it")
                 loop = asyncio.get_running_loop()
+                loop.add_signal_handler(signal.SIGHUP, _end)  # the terminal was closed
                 watching.append(loop.create_task(self._watch()))
                 watching[0].add_done_callback(_end_unless_cancelled)
 
@@ -185,10 +186,15 @@ class _Development:
             self._out.line(_line_of(one))
 
 
+def _end() -> None:
+    """End the server, which drains."""
+    signal.raise_signal(signal.SIGTERM)
+
+
 def _end_unless_cancelled(watching: asyncio.Task[None]) -> None:
-    """End the server as a signal does when watching has failed."""
+    """End the server when watching has failed."""
     if not watching.cancelled():
-        signal.raise_signal(signal.SIGTERM)
+        _end()
 
 
 def _line_of(one: InvocationSummary) -> str:

@@ -143,6 +143,11 @@ def reload_node(node: Service) -> None:
         log.error("the old secrets stay in use", extra={"why": str(error)})
 
 
+def nothing_to_reload() -> None:
+    """Log that SIGHUP had no effect."""
+    log.info("SIGHUP: no files to read again; tokens, certificate, secrets, access log are not set")
+
+
 async def serve(
     node: Service,
     host: str,
@@ -154,7 +159,7 @@ async def serve(
     """Serve a node on the running loop until SIGINT or SIGTERM, then drain and return.
 
     A second signal stops it at once. SIGHUP reads the certificate, the tokens and the secrets
-    again, and opens the access log again. Call it in the main thread.
+    again, and opens the access log again; without these it is logged. Call it in the main thread.
 
     Args:
         node: a started node, preferably on the same loop; it is not closed here.
@@ -187,8 +192,8 @@ async def serve(
 
     settings = node.settings
     has_files = bool(settings.secrets or settings.access_log)
-    if tokens is not None or server.certificate is not None or has_files:
-        loop.add_signal_handler(signal.SIGHUP, reload)
+    can_reload = tokens is not None or server.certificate is not None or has_files
+    loop.add_signal_handler(signal.SIGHUP, reload if can_reload else nothing_to_reload)
     server.collector = Collector()
     try:
         await server.serve([bound])
