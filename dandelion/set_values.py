@@ -25,10 +25,14 @@ from dandelion.data import (
     Value,
     text_data,
 )
-from dandelion.errors import InvalidInput
+from dandelion.errors import InvalidInput, nearest
 from dandelion.json_values import json_bytes, text_key
 
 _SINGLE = (bytes, str, np.ndarray)
+
+
+class InvalidReturnValue(Exception):
+    """A function's return value is not valid as its outputs."""
 
 
 def check_item(set_name: str, name: str, key: int) -> None:
@@ -53,6 +57,39 @@ def check_item(set_name: str, name: str, key: int) -> None:
         raise InvalidInput(f"sets.{set_name}", "an item's name has a NUL character")
     if not 0 <= key < KEY_LIMIT:
         raise InvalidInput(f"sets.{set_name}", f"key {key} is outside 0..{KEY_LIMIT - 1}")
+
+
+def returned_sets(
+    specs: Sequence[SetSpec], returned: Any, origin: Origin | None
+) -> list[ItemSet | None]:
+    """Make the output sets of a function: of a dict by name, or of the value of the only set.
+
+    Args:
+        specs: the declared output sets.
+        returned: what the function returned. A generator is run here.
+        origin: see `item_set`.
+
+    Raises:
+        InvalidReturnValue: a set is not declared, or a value does not fit its set.
+    """
+    names = [spec.name for spec in specs]
+    if not isinstance(returned, dict):
+        if len(specs) != 1 and (specs or returned is not None):
+            expected = ", ".join(names) or "none"
+            raise InvalidReturnValue(
+                f"a {type(returned).__name__} was returned; return a dict from the names of the "
+                f"output sets ({expected}) to their values"
+            )
+        returned = dict.fromkeys(names, returned)
+    for name in returned:
+        if name not in names:
+            close = nearest(str(name), names)
+            hint = f"; did you mean '{close}'?" if close else ""
+            raise InvalidReturnValue(f"there is no output set {name!r}{hint}")
+    try:
+        return [item_set(spec.name, returned.get(spec.name), spec, origin) for spec in specs]
+    except InvalidInput as error:
+        raise InvalidReturnValue(str(error)) from None
 
 
 def item_set(

@@ -46,10 +46,11 @@ import msgspec
 from dandelion.call_values import OutputMismatch
 from dandelion.confinement import libc, lockdown, seccomp
 from dandelion.data import Bytes, Item, ItemSet, SetSpec
+from dandelion.set_values import InvalidReturnValue
 
 from . import modules, wire
 from .policy import CHANNEL_FD
-from .running import MODULE, InvalidReturnValue, run_program
+from .running import MODULE, run_program
 
 OUTPUT_FD = 4
 _CLOSED_FDS = 4096
