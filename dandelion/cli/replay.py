@@ -25,9 +25,7 @@ def run(arguments: Arguments, out: Output) -> int:
         _list(recording, out)
         return 0
     if arguments.call is not None:
-        same = debug(recording, find_call(recording, arguments.call))
-        out.line("the result is the recorded one" if same else "the result is not the recorded one")
-        return 0 if same else 1
+        return _debug(recording, arguments.call, out)
     changes = [load_sources(arguments.changes)] if arguments.changes else []
     backends = [*BACKENDS[:-1], arguments.backend or _GPU]
     here = load_settings(None, os.environ, wheel_flags(path, arguments.wheels))
@@ -35,6 +33,18 @@ def run(arguments: Arguments, out: Output) -> int:
     found = differences(recording, again)
     _show(found, recording, again, out)
     return 1 if any(one.change is not Change.CODE for one in found) else 0
+
+
+def _debug(recording: Recording, label: str, out: Output) -> int:
+    call = find_call(recording, label)
+    ended = debug(recording, call)
+    if ended.traceback:
+        out.line(ended.traceback.rstrip())
+    what = "error" if ended.traceback else "result"
+    out.line(f"the {what} is {'' if ended.same else 'not '}the recorded one")
+    if call.error is not None and not ended.same:
+        out.line(f"recorded: {call.error.message}")
+    return 0 if ended.same else 1
 
 
 def _show(found: list[Difference], recording: Recording, again: Recording, out: Output) -> None:

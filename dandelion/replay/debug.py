@@ -9,20 +9,55 @@ import __future__
 import linecache
 import pdb
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import CodeType, GeneratorType, ModuleType
 from typing import Any
 
 from dandelion.attached_files import attached
-from dandelion.call_values import FILES, arguments, read_call_values, results
+from dandelion.call_values import (
+    FILES,
+    CallValues,
+    OutputMismatch,
+    arguments,
+    read_call_values,
+    results,
+)
 from dandelion.data import ItemSet
 from dandelion.documents import CodeDocument, FunctionDocument, content, item_content, set_spec
-from dandelion.errors import InvalidInput, Unknown, nearest
+from dandelion.errors import (
+    BadOutput,
+    DandelionError,
+    ErrorRecord,
+    Exited,
+    InvalidInput,
+    Raised,
+    Unknown,
+    nearest,
+)
 from dandelion.own_modules import OwnModule, OwnModules
 from dandelion.recording.records import RecordedCall, RecordedSets, Recording, recorded_set
-from dandelion.set_values import item_set
+from dandelion.set_values import InvalidReturnValue, returned_sets
 
 _FORMAT = "python"
+_SOURCE = "<function "
+"""How names of a function's files begin."""
+_TEXT_LIMIT = 4000
+"""Characters of an error's text that a sandbox sends."""
+
+
+@dataclass(frozen=True, slots=True)
+class DebuggedCall:
+    """How a call ended.
+
+    Attributes:
+        same: its outputs, or its error, are the recorded ones.
+        traceback: of what it raised, from its own first line on; empty if it returned.
+    """
+
+    same: bool
+    traceback: str = ""
 
 
 def find_call(recording: Recording, label: str) -> RecordedCall:
@@ -41,7 +76,7 @@ def find_call(recording: Recording, label: str) -> RecordedCall:
 
 def debug(
     recording: Recording, call: RecordedCall, runner: Callable[..., Any] | None = None
-) -> bool:
+) -> DebuggedCall:
     """Run a call; the debugger stops at the first line of the function.
 
     Args:
@@ -49,11 +84,8 @@ def debug(
         call: of a Python function.
         runner: calls a function with its keyword arguments; by default in `pdb`.
 
-    Returns:
-        Whether it gave what was recorded.
-
     Raises:
-        InvalidInput: it is not a Python function, or has other arguments.
+        InvalidInput: it is not a Python function, has secrets, or the recording is damaged.
     """
     document = next((f for f in recording.document.functions if f.name == call.function), None)
     code = (
@@ -66,24 +98,64 @@ def debug(
         hint = "replay the whole recording, with the setting 'secrets' (DANDELION_SECRETS)"
         message = f"'{call.function}' has secrets, which no recording has"
         raise InvalidInput("--debug-call", message, hint)
+    values = read_call_values(code.options.get("values", "{}"))
+    inputs = _arguments(recording, document, call)
     finders = sys.meta_path.copy()
     try:
-        outputs = _outputs(recording, document, code, call, runner or pdb.Pdb().runcall)
+        returned = _outputs(document, code, values, inputs, runner or pdb.Pdb().runcall)
+        outputs = _recorded(document, returned, call)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's code may raise anything
+        same = call.error is not None and _answer(_failure(document.name, error)) == _answer(
+            call.error
+        )
+        return DebuggedCall(same, _traceback(error))
     finally:
         sys.meta_path[:] = finders
-    return call.outputs is not None and _recorded(document, outputs, call) == call.outputs
+    return DebuggedCall(call.outputs is not None and outputs == call.outputs)
+
+
+def _failure(function: str, error: BaseException) -> ErrorRecord:
+    """Make the error that a sandbox reports for what a function raised."""
+    made: DandelionError
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        made = Exited(function, code & 0xFF)
+    elif isinstance(error, OutputMismatch | InvalidReturnValue):
+        made = BadOutput(function, str(error)[:_TEXT_LIMIT])
+    else:
+        kind = type(error).__name__
+        try:
+            text = str(error)
+        except BaseException:  # the user's code may raise anything
+            text = "(no text: str() of the exception failed)"
+        made = Raised(function, (f"{kind}: {text}" if text else kind)[:_TEXT_LIMIT])
+    return made.record()
+
+
+def _answer(error: ErrorRecord) -> tuple[str, Mapping[str, Any]]:
+    """Give what two runs of a call have in common: not the lines, nor what it printed."""
+    fields = {k: v for k, v in error.fields.items() if k not in ("traceback", "stderr")}
+    return error.type, fields
+
+
+def _traceback(error: BaseException) -> str:
+    """Write what was raised as Python does, without the frames of the debugger."""
+    shown = error.__traceback__
+    while shown is not None and not shown.tb_frame.f_code.co_filename.startswith(_SOURCE):
+        shown = shown.tb_next
+    return "".join(traceback.format_exception(type(error), error, shown))
 
 
 def _outputs(
-    recording: Recording,
     document: FunctionDocument,
     code: CodeDocument,
-    call: RecordedCall,
+    values: CallValues,
+    inputs: dict[str, ItemSet | None],
     runner: Callable[..., Any],
 ) -> Any:
     """Call the function as a sandbox does, with the values that its annotations say."""
-    values = read_call_values(code.options.get("values", "{}"))
-    inputs = _arguments(recording, document, call)
     files = inputs.pop(FILES, None)
     with attached({item.name: item.data for item in files or ()}):
         module = _loaded(document, code)
@@ -101,14 +173,14 @@ def _loaded(document: FunctionDocument, code: CodeDocument) -> ModuleType:
     own: dict[str, OwnModule] = {}
     for file, source in sorted(code.files.items()):
         kind, _, label = file.partition(":")
-        compiled = _compiled(f"<function {document.name}: {label}>", content(source).bytes(), code)
+        compiled = _compiled(f"{_SOURCE}{document.name}: {label}>", content(source).bytes(), code)
         if kind == "part":
             exec(compiled, module.__dict__)
         else:
             own[label] = OwnModule(compiled, compiled.co_filename, kind == "package")
     if own:
         sys.meta_path.insert(0, OwnModules(own))
-    shown = f"<function {document.name}>"
+    shown = f"{_SOURCE}{document.name}>"
     exec(_compiled(shown, content(code.main).bytes(), code), module.__dict__)
     return module
 
@@ -139,7 +211,4 @@ def _arguments(
 def _recorded(document: FunctionDocument, outputs: Any, call: RecordedCall) -> RecordedSets:
     """Write the outputs of a function down as the sandbox gives them."""
     specs = [set_spec(output) for output in document.outputs]
-    if not isinstance(outputs, dict):
-        outputs = {specs[0].name: outputs} if len(specs) == 1 else {}
-    made = (item_set(s.name, outputs.get(s.name), s, call.origin) for s in specs)
-    return tuple([recorded_set(one) for one in made])
+    return tuple([recorded_set(one) for one in returned_sets(specs, outputs, call.origin)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -189,15 +190,70 @@ def test_one_call_in_a_debugger(node: Node) -> None:
         seen.update(arguments)
         return called(**arguments)
 
-    assert debug(recording, call, runner)
+    assert debug(recording, call, runner).same
     assert seen["word"].text() == "three"
     assert seen["scale"].numpy().tolist() == [2.0]
-    assert not debug(recording, call, lambda called, **arguments: np.array([1], np.float32))
+    assert not debug(recording, call, lambda called, **arguments: np.array([1], np.float32)).same
     assert find_call(recording, "Split").label == "Split[0]"
     with pytest.raises(Unknown, match=r"Length\[1\]|Length\[2\]"):
         find_call(recording, "Lenth[1]")
     echo = recorded(node, "Sizes", text="")
     assert [c.label for c in echo.calls] == ["Split[0]"]
+
+
+ENDS = """
+import sys
+
+def share(row):
+    text = row.text()
+    if text == "exit":
+        sys.exit(3)
+    if text == "misspelt":
+        return {"results": text}
+    a, b = text.split("/")
+    return str(int(a) // int(b))
+"""
+
+
+@pytest.mark.parametrize("row", ["3/0", "a/1", "exit", "misspelt"])
+def test_a_failed_call_in_a_debugger(node: Node, row: str) -> None:
+    node.register(
+        python_function(ENDS, name="Share", entry="share", inputs=("row",), outputs=("result",))
+    )
+    recording = recorded(node, "Share", row=row)
+    (call,) = recording.calls
+    assert call.error is not None
+
+    def runner(called: Callable[..., Any], **_: object) -> Any:
+        return called(row=given(row=changed)["row"])
+
+    for changed in (row, "5/0", "b/1", "4/2"):
+        ended = debug(recording, call, runner)
+        assert ended.same == (changed == row or (row, changed) == ("3/0", "5/0"))
+        assert bool(ended.traceback) == (changed != "4/2")
+        assert "runner" not in ended.traceback
+
+
+def test_the_command_line_shows_a_failed_call(
+    node: Node, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.register(
+        python_function(ENDS, name="Share", entry="share", inputs=("row",), outputs=("result",))
+    )
+    path = tmp_path / "failed.recording"
+    path.write_bytes(recorded(node, "Share", row="3/0").encode())
+    for typed, code, said in (
+        ("c\n", 0, "the error is the recorded one"),
+        ("n\ntext = 'a/1'\nc\n", 1, "the error is not the recorded one"),
+        ("n\ntext = '4/2'\nc\n", 1, "the result is not the recorded one"),
+    ):
+        monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+        assert main(["replay", str(path), "--debug-call", "Share"]) == code
+        out = capfd.readouterr().out
+        assert said in out
+        assert ("recorded: function 'Share' raised ZeroDivisionError" in out) == bool(code)
+        assert out.count(", in share\n") == bool(code) + ("error is" in said)
+        assert "dandelion/" not in out
 
 
 def test_a_replay_does_as_the_node_that_recorded() -> None:
