@@ -12,7 +12,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -163,10 +163,13 @@ def test_every_setting_is_explained(field: str) -> None:
 SERVED = ("--port", "0", "--backends", "null", "--arena-bytes", "4MiB", "--catalog", "memory:")
 
 
-def start_server(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+def start_server(
+    *arguments: str, stdin: IO[bytes] | int = subprocess.DEVNULL, **environment: str
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "dandelion", "serve", *SERVED, *arguments],
         cwd=ROOT,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -264,6 +267,21 @@ def test_serve_warns_of_variables_that_it_does_not_know() -> None:
         line["level"] == "warning" and "DANDELION_BACKENDS" in line["message"]
         for line in map(json.loads, errors.splitlines())
     )
+
+
+@pytest.mark.parametrize("frontends", ["1", "2"])
+def test_a_node_ends_with_its_terminal(frontends: str) -> None:
+    ours, theirs = os.openpty()
+    with (
+        open(ours, "rb", buffering=0),
+        open(theirs, "rb", buffering=0) as terminal,
+        start_server("--json", "--frontends", frontends, stdin=terminal) as process,
+    ):
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["port"]
+        process.send_signal(signal.SIGHUP)
+        process.communicate(timeout=20)
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("frontends", ["1", "2"])

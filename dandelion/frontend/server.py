@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import threading
@@ -143,8 +144,15 @@ def reload_node(node: Service) -> None:
         log.error("the old secrets stay in use", extra={"why": str(error)})
 
 
-def nothing_to_reload() -> None:
-    """Log that SIGHUP had no effect."""
+def without_files(stop: Callable[[], None]) -> Callable[[], None]:
+    """Return what SIGHUP does in a node that has no files to read again.
+
+    A terminal sends it when it is closed: then the node stops. Else it is logged.
+    """
+    return stop if os.isatty(0) else _nothing_to_reload
+
+
+def _nothing_to_reload() -> None:
     log.info("SIGHUP: no files to read again; tokens, certificate, secrets, access log are not set")
 
 
@@ -159,7 +167,7 @@ async def serve(
     """Serve a node on the running loop until SIGINT or SIGTERM, then drain and return.
 
     A second signal stops it at once. SIGHUP reads the certificate, the tokens and the secrets
-    again, and opens the access log again; without these it is logged. Call it in the main thread.
+    again, and opens the access log again; see `without_files`. Call it in the main thread.
 
     Args:
         node: a started node, preferably on the same loop; it is not closed here.
@@ -193,7 +201,7 @@ async def serve(
     settings = node.settings
     has_files = bool(settings.secrets or settings.access_log)
     can_reload = tokens is not None or server.certificate is not None or has_files
-    loop.add_signal_handler(signal.SIGHUP, reload if can_reload else nothing_to_reload)
+    loop.add_signal_handler(signal.SIGHUP, reload if can_reload else without_files(server.stop))
     server.collector = Collector()
     try:
         await server.serve([bound])
