@@ -233,9 +233,10 @@ def exact_integers(where: str, value: object, made: Array, dtype: np.dtype[Any])
 
 def _shown(number: object) -> str:
     try:
-        return f"{number!s:.40}"
+        text = str(number)
     except ValueError:  # Python writes integers of at most 4300 digits
         return "an integer"
+    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def _are_equal(array: Array, exact: Array) -> bool:

@@ -7,6 +7,8 @@ still contain any character, so a program that shows it on a terminal has to esc
 
 from __future__ import annotations
 
+import unicodedata
+
 import msgspec
 
 LINE_LIMIT = 4096
@@ -87,7 +89,7 @@ def shown(text: str) -> str:
     """Escape what could control a terminal, or hide or reorder what it shows."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c == "\t" else _escape(c) for c in text)
+    return "".join(c if c.isprintable() or _is_harmless(c) else _escape(c) for c in text)
 
 
 def shown_lines(text: str) -> str:
@@ -95,6 +97,11 @@ def shown_lines(text: str) -> str:
     if text.isprintable():
         return text
     return "\n".join(map(shown, text.split("\n")))
+
+
+def _is_harmless(character: str) -> bool:
+    """Tell a tab, spaces of other scripts, and joiners, such as of emoji."""
+    return character in "\t\u200c\u200d" or unicodedata.category(character) == "Zs"
 
 
 def _escape(character: str) -> str:

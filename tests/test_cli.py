@@ -330,3 +330,9 @@ def test_what_could_control_a_terminal_is_escaped(capsys: pytest.CaptureFixture[
     expected = "a\\x1b]0;title\\x07\\x1b[2J\\u202e\n        b\\r\\x9b\n"
     assert printed.out.startswith(expected)
     assert printed.err.count("\\x1b[2J\\u202e\n") == 3
+
+
+def test_spaces_and_joiners_of_other_scripts_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "12\u00a0\u20ac \u5168\u3000\u89d2 \U0001f469\u200d\U0001f52c"
+    Output(as_json=False).failure(text)
+    assert text in capsys.readouterr().err

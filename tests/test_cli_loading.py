@@ -107,6 +107,13 @@ def test_a_file_that_does_not_end_ends_with_the_command(app: Path, number: int) 
             os.kill(loader, signal.SIGKILL)
 
 
+def test_files_are_loaded_where_the_ends_of_children_are_ignored(app: Path) -> None:
+    start = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+    start += "; os.execv(sys.executable, [sys.executable, '-m', 'dandelion', 'check', sys.argv[1]])"
+    done = subprocess.run([sys.executable, "-c", start, str(app)], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_a_file_is_not_loaded_for_a_command_that_has_ended(app: Path) -> None:
     note = app.with_name("executed")
     append(app, f"Path({str(note)!r}).touch()\n")

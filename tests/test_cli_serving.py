@@ -20,7 +20,7 @@ from dandelion.cli import serve
 from dandelion.cli.settings import load_settings, setting_help, unknown_variables
 from dandelion.errors import InvalidInput
 from dandelion.frontend.logs import TextLines
-from dandelion.frontend.server import BackgroundServer
+from dandelion.frontend.server import BackgroundServer, hangup_in_terminal
 from dandelion.node import Node, Settings
 from tests.cli_commands import ROOT, Command, given_command
 from tests.node.served import DOCUMENT, SETTINGS, GateDriver
@@ -267,6 +267,22 @@ def test_serve_warns_of_variables_that_it_does_not_know() -> None:
         line["level"] == "warning" and "DANDELION_BACKENDS" in line["message"]
         for line in map(json.loads, errors.splitlines())
     )
+
+
+def test_a_closed_terminal_is_told_of_twice_and_drains() -> None:
+    """A second call of `stop` would not wait for requests."""
+    calls: list[int] = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        hangup = hangup_in_terminal(lambda: calls.append(1))
+        hangup()
+        hangup()
+        assert calls == [1]
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+        hangup_in_terminal(lambda: calls.append(2))()
+        assert calls == [1]
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("frontends", ["1", "2"])

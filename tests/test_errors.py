@@ -145,6 +145,14 @@ def test_an_unknown_class_becomes_an_internal_error_with_its_message() -> None:
     assert "FromTheFuture: what happened" in back.message
 
 
+def test_fields_of_a_newer_version_are_left_out() -> None:
+    known = ApplicationFailed("c", "f", 1, 2, 3).record()
+    newer = msgspec.structs.replace(known, fields={**known.fields, "extra": 1})
+    back = from_record(newer)
+    assert isinstance(back, ApplicationFailed)
+    assert back.record() == known
+
+
 @pytest.mark.parametrize("fields", [{}, {"function": "f"}, {"message": "m", "extra": 1}])
 def test_fields_that_do_not_fit_become_an_internal_error(fields: dict[str, Any]) -> None:
     back = from_record(ErrorRecord("Raised", "sentence", fields))

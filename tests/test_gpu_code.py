@@ -327,6 +327,19 @@ def test_large_sources_are_read_in_proportion_to_their_size(text: str) -> None:
     assert not signatures(source)
 
 
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_literals_with_very_many_escapes_are_refused(quote: str) -> None:
+    """Each escape takes memory while the text is read."""
+
+    def literal(escapes: int) -> LoadedCode:
+        source = quote + escapes * "\\n" + quote
+        return LoadedCode("k.cl", CodeFormat.OPENCL, source.encode(), "d")  # type: ignore[arg-type]
+
+    checked_source(literal(262_143))
+    with pytest.raises(InvalidFunction, match="more than 262143 escapes"):
+        checked_source(literal(262_144))
+
+
 READS = ['asm(".incbin \\"/etc/passwd\\"");', 'asm(".inc" "bin \\"x\\"");', 'asm("\\x2eincbin x");']
 
 

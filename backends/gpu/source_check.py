@@ -22,13 +22,14 @@ from dandelion.errors import InvalidFunction, Problem
 from .source import CodeFormat, LoadedCode, header
 
 _TRIGRAPHS = {"??=": "#", "??/": "\\", "??'": "^", "??(": "[", "??)": "]"}
-# Texts may be large and are read by the node: each of these takes time in proportion to the text.
+# Texts may be large and are read by the node: each of these takes time in proportion to the text,
+# and memory in proportion to the escapes of a literal, which are limited.
 # A literal without an end goes on to the end of its line, so no comment begins there.
 # Possessive quantifiers would say it more shortly, but miss matches before Python 3.11.5.
 _TOKEN = re.compile(
     r"(?P<comment>//[^\n]*|/\*.*?(?:\*/|\Z))"
-    r'|"(?P<text>[^"\\\n]*(?:\\.[^"\\\n]*)*)(?:"|(?P<open_text>))'
-    r"|'[^'\\\n]*(?:\\.[^'\\\n]*)*(?:'|(?P<open_character>))",
+    r'|"(?P<text>[^"\\\n]*(?:\\.[^"\\\n]*){0,262143})(?:"|(?P<long_text>(?=\\.))|(?P<open_text>))'
+    r"|'[^'\\\n]*(?:\\.[^'\\\n]*){0,262143}(?:'|(?P<long_character>(?=\\.))|(?P<open_character>))",
     re.S,
 )
 _DIRECTIVE = re.compile(
@@ -72,6 +73,10 @@ def _readings(text: str) -> Iterator[str]:
 
 
 def _check(text: str, code: LoadedCode) -> None:
+    for token in _TOKEN.finditer(text):
+        if token.lastgroup in ("long_text", "long_character"):
+            message = "a literal has more than 262143 escapes"
+            _refuse(code, "literal", message, text, token.start())
     bare = _TOKEN.sub(_without_comment, text)
     match: re.Match[str] | None
     for match in _DIRECTIVE.finditer(bare):

@@ -16,10 +16,11 @@ HEADER = "dandelion.h"
 """The header of portable sources, with the macros that every device defines."""
 
 # A literal without an end goes on to the end of its line, as compilers read it. If it needed its
-# closing quote, a text of escaped quotes would take hours to read.
+# closing quote, a text of escaped quotes would take hours to read. Escapes are limited, since each
+# takes memory; sources with more in a literal are refused.
 _COMMENT = re.compile(
     r"//[^\n]*|/\*.*?(?:\*/|\Z)"
-    r"""|"[^"\\\n]*(?:\\.[^"\\\n]*)*"?|'[^'\\\n]*(?:\\.[^'\\\n]*)*'?""",
+    r"""|"[^"\\\n]*(?:\\.[^"\\\n]*){0,262143}"?|'[^'\\\n]*(?:\\.[^'\\\n]*){0,262143}'?""",
     re.DOTALL,
 )
 # The text between these words is bounded; otherwise a text of such words takes hours to read.

@@ -31,7 +31,7 @@ from dandelion.cli.wheel_folder import wheel_flags
 from dandelion.documents import Registered, RegistrationDocument
 from dandelion.errors import Conflict, DandelionError
 from dandelion.frontend.listener import url_of
-from dandelion.frontend.server import serve
+from dandelion.frontend.server import hangup_in_terminal, serve
 from dandelion.node import Node
 
 LOOK_S = 0.25
@@ -73,13 +73,14 @@ class _Development:
             Exception: watching failed, which ends the node.
         """
         settings = self._node.settings
+        hangup = hangup_in_terminal(_end)
         async with self._node as node:
             watching: list[asyncio.Task[None]] = []
 
             def ready(host: str, port: int) -> None:
                 self._out.line(f"{url_of(host, port)} serves {self._path}; Ctrl-C ends it")
                 loop = asyncio.get_running_loop()
-                loop.add_signal_handler(signal.SIGHUP, _end)  # the terminal was closed
+                loop.add_signal_handler(signal.SIGHUP, hangup)
                 watching.append(loop.create_task(self._watch()))
                 watching[0].add_done_callback(_end_unless_cancelled)
 

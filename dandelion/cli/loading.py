@@ -111,8 +111,9 @@ class Loading:
 
     def _wait(self) -> int:
         """Wait for the end of the process, kill what it left, and return its exit code."""
-        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        self.end()  # not reaped yet, its id is that of its group
+        with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored, so it was reaped at once
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+            self.end()  # not reaped yet, its id is that of its group
         with self._lock:
             return self._process.wait()
 

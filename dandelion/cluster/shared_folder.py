@@ -30,7 +30,7 @@ _ATTEMPTS = 8
 LOCK_S = 5.0
 """A node holds the lock for some milliseconds, so after so long it is an error."""
 _PAUSE_S = 0.01
-"""Between two attempts to take it."""
+"""Between two attempts to take it, or to read a head."""
 _ABANDONED_S = 3600.0
 """A file that was not written to for so long is of a node that was killed."""
 
@@ -62,8 +62,9 @@ class FolderStore(LogStore):
                     return None
                 try:
                     content = (self._folder / f"head.{number}").read_bytes()
-                except FileNotFoundError:
-                    continue  # it was replaced several times since
+                except FileNotFoundError:  # it was replaced since, or the list of files is old
+                    self._closed.wait(_PAUSE_S)
+                    continue
                 return StoredHead(content, str(number))
         reason = f"its file head.{number} is listed, but it cannot be opened"
         raise CatalogUnavailable(self.name, reason, "delete it if it is a link to no file")

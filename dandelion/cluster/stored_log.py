@@ -110,10 +110,15 @@ class StoredLog:
 
         Raises:
             CatalogCorrupt: as `read`, if another node was faster.
+            CatalogUnavailable: the store lost the head at once.
         """
         with contextlib.suppress(Outdated):
             self.replace(Head(VERSION, secrets.token_hex(8)))
-        return self.read()
+        try:
+            return self.read()
+        except Empty:
+            reason = "the head that was just written is not there"
+            raise CatalogUnavailable(self._store.name, reason, "check the store") from None
 
     def _decoded(self, content: bytes) -> Head:
         try:

@@ -15,15 +15,16 @@ from dandelion.errors.platform import InternalError
 def from_record(record: ErrorRecord) -> DandelionError:
     """Restore an error from its record.
 
-    A class that this process does not know, or fields that do not fit it (a newer peer), become an
-    `InternalError` that carries the original message.
+    Fields that the class does not have (a newer peer) are left out. A class that this process does
+    not know, or fields that do not fit it, become an `InternalError` with the original message.
     """
     cls = _all_classes(DandelionError).get(record.type)
     try:
         if cls is None:
             raise TypeError(record.type)
         hints = {f.name: f.type for f in dataclasses.fields(cls)}
-        error = cls(**{k: _restore(hints.get(k), v) for k, v in record.fields.items()})
+        known = {k: v for k, v in record.fields.items() if k in hints}
+        error = cls(**{k: _restore(hints[k], v) for k, v in known.items()})
     except (TypeError, ValueError, msgspec.ValidationError):
         error = InternalError(f"{record.type}: {record.message}")
     if record.cause is not None:

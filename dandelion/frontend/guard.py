@@ -89,13 +89,8 @@ class Guard:
 
         Raises: as `Request.require_still`.
         """
-        if not self.is_closed or request.grant is ANONYMOUS:
-            return
-        found = self._grant_of(request)
-        if found is None or found.tenant != request.grant.tenant:
-            raise Unauthenticated
-        _require(found, needed)
-        request.grant = found
+        if self.is_closed and request.grant is not ANONYMOUS:
+            request.grant = grant_still(self._grant_of(request), request.grant, needed)
 
     def authorize(self, request: Request, right: Right | None, also: Right | None = None) -> None:
         """Refuse a request that its grant does not allow, or not now.
@@ -118,6 +113,24 @@ class Guard:
         wait_s = self._table.count(grant)
         if wait_s:
             raise RateLimited(math.ceil(wait_s))
+
+
+def grant_still(found: Grant | None, before: Grant, needed: Sequence[Right | None]) -> Grant:
+    """Return the grant that a token has now, if it still has what it had.
+
+    Args:
+        found: its grant now; None if it is gone.
+        before: its grant when the request began.
+        needed: rights of the route; None is no right.
+
+    Raises:
+        Unauthenticated: it is gone, or another tenant's now.
+        MissingRight: it has lost a right.
+    """
+    if found is None or found.tenant != before.tenant:
+        raise Unauthenticated
+    _require(found, needed)
+    return found
 
 
 def _require(grant: Grant, needed: Sequence[Right | None]) -> None:

@@ -144,12 +144,27 @@ def reload_node(node: Service) -> None:
         log.error("the old secrets stay in use", extra={"why": str(error)})
 
 
-def without_files(stop: Callable[[], None]) -> Callable[[], None]:
+def hangup_without_files(stop: Callable[[], None]) -> Callable[[], None]:
     """Return what SIGHUP does in a node that has no files to read again.
 
     A terminal sends it when it is closed: then the node stops. Else it is logged.
     """
-    return stop if os.isatty(0) else _nothing_to_reload
+    return hangup_in_terminal(stop) if os.isatty(0) else _nothing_to_reload
+
+
+def hangup_in_terminal(stop: Callable[[], None]) -> Callable[[], None]:
+    """Return what SIGHUP does in a node that ends with its terminal.
+
+    A shell and the system both send it, and a second call of `stop` would not wait for requests, so
+    only the first one counts. Where it was ignored when the program started, it still is.
+    """
+    left = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [stop]
+
+    def hangup() -> None:
+        if left:
+            left.pop()()
+
+    return hangup
 
 
 def _nothing_to_reload() -> None:
@@ -167,7 +182,7 @@ async def serve(
     """Serve a node on the running loop until SIGINT or SIGTERM, then drain and return.
 
     A second signal stops it at once. SIGHUP reads the certificate, the tokens and the secrets
-    again, and opens the access log again; see `without_files`. Call it in the main thread.
+    again, and opens the access log again; see `hangup_without_files`. Call it in the main thread.
 
     Args:
         node: a started node, preferably on the same loop; it is not closed here.
@@ -201,7 +216,9 @@ async def serve(
     settings = node.settings
     has_files = bool(settings.secrets or settings.access_log)
     can_reload = tokens is not None or server.certificate is not None or has_files
-    loop.add_signal_handler(signal.SIGHUP, reload if can_reload else without_files(server.stop))
+    loop.add_signal_handler(
+        signal.SIGHUP, reload if can_reload else hangup_without_files(server.stop)
+    )
     server.collector = Collector()
     try:
         await server.serve([bound])

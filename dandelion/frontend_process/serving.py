@@ -26,7 +26,8 @@ async def serve(
     """Serve a node on the running loop until SIGINT or SIGTERM, then drain and return.
 
     A second signal does not wait. SIGHUP reads the certificate and the tokens again, and opens the
-    access log again; see `dandelion.frontend.server.without_files`. Call it in the main thread.
+    access log again; see `dandelion.frontend.server.hangup_without_files`. Call it in the main
+    thread.
 
     Args:
         node: a node that was started on the running loop; it is not closed here.
@@ -62,7 +63,7 @@ async def _supervise(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
-    reload = supervisor.reload if supervisor.can_reload else server.without_files(stop)
+    reload = supervisor.reload if supervisor.can_reload else server.hangup_without_files(stop)
     loop.add_signal_handler(signal.SIGHUP, reload)
     collector = Collector()
     ticking = loop.create_task(_tick(supervisor, collector))

@@ -60,6 +60,32 @@ class DebuggedCall:
     traceback: str = ""
 
 
+class _Left(BaseException):
+    """The user has left the debugger."""
+
+
+class _Debugger(pdb.Pdb):
+    """Notes that the user leaves it, which `runcall` does not tell.
+
+    Attributes:
+        was_left: whether the user has left it.
+    """
+
+    was_left = False
+
+    def set_quit(self) -> None:
+        self.was_left = True
+        super().set_quit()
+
+
+def _in_debugger(function: Callable[..., Any], **arguments: Any) -> Any:
+    debugger = _Debugger()
+    returned = debugger.runcall(function, **arguments)
+    if debugger.was_left:
+        raise _Left
+    return returned
+
+
 def find_call(recording: Recording, label: str) -> RecordedCall:
     """Find a call by its label, such as ``resize[3]``; ``resize`` is its first one.
 
@@ -85,7 +111,8 @@ def debug(
         runner: calls a function with its keyword arguments; by default in `pdb`.
 
     Raises:
-        InvalidInput: it is not a Python function, has secrets, or the recording is damaged.
+        InvalidInput: it is not a Python function, has secrets, the recording is damaged, or the
+            debugger was left.
     """
     document = next((f for f in recording.document.functions if f.name == call.function), None)
     code = (
@@ -102,8 +129,11 @@ def debug(
     inputs = _arguments(recording, document, call)
     finders = sys.meta_path.copy()
     try:
-        returned = _outputs(document, code, values, inputs, runner or pdb.Pdb().runcall)
+        returned = _outputs(document, code, values, inputs, runner or _in_debugger)
         outputs = _recorded(document, returned, call)
+    except _Left:
+        message = "the debugger was left before the call ended"
+        raise InvalidInput("--debug-call", message, "let it go on with 'c'") from None
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the user's code may raise anything

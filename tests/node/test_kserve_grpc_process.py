@@ -151,8 +151,17 @@ def test_tokens_of_two_tenants(tmp_path: Path) -> None:
             client.start_stream(lambda result, error: answers.put(error), headers=headers)
             client.async_stream_infer("plan", [given("a", ONE, "INT8")])
             assert answers.get(timeout=20) is None
-            write_tokens(path, [one for one in RECORDS if one.name != "default"])
-            wait_until(lambda: ask("plan", "default") == "UNAUTHENTICATED", 20)
+            with grpc.insecure_channel(served.grpc_address) as channel:  # nor a late message
+                requests: queue.Queue[Any] = queue.Queue()
+                late = channel.stream_unary(f"/{SERVICE}/ModelMetadata")
+                metadata = (("authorization", headers["authorization"]),)
+                call = late.future(iter(requests.get, None), timeout=20, metadata=metadata)
+                assert ask("plan", "default") == "OK"
+                write_tokens(path, [one for one in RECORDS if one.name != "default"])
+                wait_until(lambda: ask("plan", "default") == "UNAUTHENTICATED", 20)
+                requests.put(b"\x0a\x04plan")
+                requests.put(None)
+                assert call.code() is grpc.StatusCode.UNAUTHENTICATED
             client.async_stream_infer("plan", [given("a", ONE, "INT8")])
             assert "token" in str(answers.get(timeout=20))
             client.stop_stream()

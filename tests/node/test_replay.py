@@ -254,6 +254,11 @@ def test_the_command_line_shows_a_failed_call(
         assert ("recorded: function 'Share' raised ZeroDivisionError" in out) == bool(code)
         assert out.count(", in share\n") == bool(code) + ("error is" in said)
         assert "dandelion/" not in out
+    monkeypatch.setattr("sys.stdin", io.StringIO("q\n"))
+    assert main(["replay", str(path), "--debug-call", "Share"]) != 0
+    captured = capfd.readouterr()
+    assert "the debugger was left before the call ended" in captured.err
+    assert "the recorded one" not in captured.out
 
 
 def test_a_replay_does_as_the_node_that_recorded() -> None:

@@ -20,7 +20,7 @@ import grpc
 from dandelion.errors import DandelionError, InternalError, InvalidInput, nearest, root_of
 from dandelion.frontend.access_log import AccessLog
 from dandelion.frontend.asgi import clipped
-from dandelion.frontend.guard import Guard
+from dandelion.frontend.guard import Guard, grant_still
 from dandelion.frontend.kserve.errors import Unsupported
 from dandelion.frontend.problem import NoRoute, Unauthenticated
 from dandelion.frontend_process.grpc_frontend.calls import Call
@@ -116,9 +116,11 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]  # it has no types
         self._check(caller.grant, right)
         if name == STREAM:
             return grpc.stream_stream_rpc_method_handler(_Stream(self, caller).serve)
-        return grpc.stream_unary_rpc_method_handler(partial(self._unary, caller, method))
+        return grpc.stream_unary_rpc_method_handler(partial(self._unary, caller, right, method))
 
-    async def _unary(self, caller: _Caller, method: Method | None, _: Any, context: Any) -> bytes:
+    async def _unary(
+        self, caller: _Caller, right: Right | None, method: Method | None, _: Any, context: Any
+    ) -> bytes:
         """Serve a call with one message; without a method it is an inference.
 
         The library's own handler of such calls never answers one that ends without a message.
@@ -130,6 +132,8 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]  # it has no types
         try:
             if not has_message:
                 raise InvalidInput("request", "the call has no message")
+            if grant is not ANONYMOUS:  # the token may be gone since the call began
+                grant = grant_still(self._grant(caller.metadata), grant, (right,))
             if method is None:
                 response = await self._infer(message, grant.tenant, deadline_s, call)
                 context.set_trailing_metadata(_trailer(call))

@@ -44,12 +44,11 @@ export class Invocations {
 
   async refresh() {
     if (!this.place || !this.place.isConnected) return;
-    this.pending = [];
+    const ended = this.pending = [];
     try {
       await this.load();
     } finally {
-      const ended = this.pending;
-      this.pending = null;
+      if (this.pending === ended) this.pending = null;  // else it is being loaded again
       this.add(ended);
     }
     this.draw();
