@@ -120,9 +120,18 @@ _NAMES = {cls: name for name, cls in KINDS.items()}
 
 
 def kind_of(record: Record | type[Record]) -> str:
-    """Return the kind of a record: ``function``, ``composition``, ``library``."""
-    cls = record if isinstance(record, type) else type(record)
-    return _NAMES.get(cls, "library")
+    """Return the kind of a record: ``function``, ``composition``, ``library``.
+
+    Raises:
+        InvalidInput: it is no record, nor the class of one.
+    """
+    kind = _NAMES.get(record if isinstance(record, type) else type(record))
+    if kind is None:
+        classes = ", ".join(cls.__name__ for cls in _NAMES)
+        raise InvalidInput(
+            "kind", f"{record!r} is not a class of records", f"give one of {classes}"
+        )
+    return kind
 
 
 def slot_of(record: Record) -> Slot:

@@ -69,14 +69,18 @@ def read_requirements(texts: Iterable[str], where: str) -> tuple[str, ...]:
     return tuple(sorted({one for one in read if isinstance(one, str)}))
 
 
-def _requirement(text: str, where: str) -> str | Problem:
+def _requirement(text: object, where: str) -> str | Problem:
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 
+    if not isinstance(text, str):
+        message = f"a {type(text).__name__} is not a requirement"
+        return Problem("bad-requirement", message, where, expected="a text such as 'scipy>=1.13'")
     shown = repr(text if len(text) <= 80 else f"{text[:80]}...")
     if len(text) > LENGTH_LIMIT or not text.isprintable():
         message = f"{shown} is not a requirement"
-        return Problem("bad-requirement", message, where, expected=f"{LENGTH_LIMIT} characters")
+        expected = f"at most {LENGTH_LIMIT} characters, all of which can be printed"
+        return Problem("bad-requirement", message, where, expected=expected)
     try:
         found = Requirement(text)
     except InvalidRequirement as error:

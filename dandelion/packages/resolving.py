@@ -212,6 +212,9 @@ class _Provider(resolvelib.AbstractProvider[Any, Any, Any]):
         try:
             data = self.source_of(wheel.project).metadata(wheel)
             headers = BytesHeaderParser().parsebytes(data)
+            name, version = str(headers["Name"] or ""), str(headers["Version"] or "")
+            if canonicalize_name(name) != wheel.project or Version(version) != wheel.version:
+                raise ValueError(f"its metadata is that of {name} {version}")
             texts = [str(text) for text in headers.get_all("Requires-Dist", [])]
             found = [Requirement(text) for text in texts]
         except (

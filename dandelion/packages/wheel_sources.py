@@ -15,6 +15,7 @@ import html.parser
 import io
 import json
 import os
+import stat
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -97,7 +98,7 @@ class WheelSource(Protocol):
 
 
 class WheelFolder:
-    """Wheels in a folder; no other folders are searched.
+    """Wheels in a folder; no other folders are searched. What is no file there is no wheel.
 
     Args:
         folder: descriptor of it.
@@ -111,10 +112,16 @@ class WheelFolder:
         self._others: list[str] = []
         for name in sorted(os.listdir(folder)):
             found = wheel_file(name)
-            if found is not None:
+            if found is not None and self._is_file(name):
                 self._wheels.setdefault(found.project, []).append(found)
             elif name.endswith((".tar.gz", ".zip")):
                 self._others.append(name)
+
+    def _is_file(self, name: str) -> bool:
+        try:
+            return stat.S_ISREG(os.stat(name, dir_fd=self._folder).st_mode)
+        except OSError:  # a link to nothing
+            return False
 
     def find(self, project: str) -> list[WheelFile]:
         return self._wheels.get(project, [])

@@ -1,6 +1,7 @@
 """What a node keeps of its catalogue, while the catalogue changes under it."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -114,6 +115,12 @@ USERS = (
 def versions() -> Iterator[Node]:
     with Node(Settings(backends=("process",), engines={"process": 1})) as node:
         yield node
+
+
+def test_what_is_no_class_of_records_is_refused(versions: Node) -> None:
+    kind: Any = "function"
+    with pytest.raises(InvalidInput, match="'function' is not a class of records"):
+        versions.remove(kind, "w")
 
 
 def register_versions(node: Node, user: str) -> None:

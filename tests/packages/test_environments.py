@@ -270,14 +270,20 @@ def test_nodes_that_prepare_together_keep_the_limit(
         assert sorted(pool.map(kept, (make([]), make([])), ("x", "y"))) == [False, True]
 
 
-def test_limits_of_disk_files_and_time(make: Make, wheels: Path) -> None:
+def test_limits_of_disk_files_and_time(
+    make: Make, wheels: Path, tmp_path: Path, silent: socket.socket
+) -> None:
     wheel(wheels, "large", "1.0", {"large.bin": bytes(2 << 20)})
     wheel(wheels, "many", "1.0", {f"m{n}.txt": "" for n in range(50)})
-    os.mkfifo(wheels / "slow-1.0-py3-none-any.whl")
     store = make([], msgspec.structs.replace(LIMITS, files=20))
     assert refused(store, "large") == "too-much-disk"
     assert refused(store, "many") == "too-much-disk"
-    assert refused(make([], msgspec.structs.replace(LIMITS, wall_s=1)), "slow") == "too-much-time"
+    source = PackageSource(index=f"http://127.0.0.1:{silent.getsockname()[1]}/simple")
+    slow = Environments(tmp_path / "slow", source, msgspec.structs.replace(LIMITS, wall_s=1), list)
+    try:
+        assert refused(slow, "slow") == "too-much-time"
+    finally:
+        slow.close()
     assert prepared(store, "a").wheels
 
 

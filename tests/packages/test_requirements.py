@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dandelion.errors import InvalidFunction
@@ -45,6 +47,11 @@ def test_places_are_refused(text: str) -> None:
 )
 def test_what_is_no_requirement_is_refused(text: str) -> None:
     assert code_of(text) == "bad-requirement"
+
+
+@pytest.mark.parametrize("given", [1, None, b"numpy", ["numpy"]])
+def test_what_is_no_text_is_refused(given: Any) -> None:
+    assert code_of(given) == "bad-requirement"
 
 
 def test_all_problems_are_reported_with_their_places() -> None:

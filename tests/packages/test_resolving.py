@@ -45,6 +45,27 @@ def test_the_newest_versions_that_fit_together(tmp_path: Path, descriptor: int) 
     assert chosen(descriptor, "top", "base!=1.10") == ["base-1.9", "top-1.0"]
 
 
+def test_what_is_no_file_is_no_wheel(tmp_path: Path, descriptor: int) -> None:
+    os.mkfifo(tmp_path / "waits-1.0-py3-none-any.whl")
+    (tmp_path / "folder-1.0-py3-none-any.whl").mkdir()
+    (tmp_path / "itself-1.0-py3-none-any.whl").symlink_to("itself-1.0-py3-none-any.whl")
+    (tmp_path / "nothing-1.0-py3-none-any.whl").symlink_to("none")
+    (tmp_path / "linked-1.0-py3-none-any.whl").symlink_to(wheel(tmp_path / "else", "linked", "1.0"))
+    for name in ("waits", "folder", "itself", "nothing"):
+        assert problem(descriptor, name)[0] == "unknown-package"
+    assert chosen(descriptor, "linked") == ["linked-1.0"]
+
+
+@pytest.mark.parametrize("other", ["other-1.0", "named-2.0"])
+def test_a_file_with_the_name_of_another_wheel(tmp_path: Path, descriptor: int, other: str) -> None:
+    made = wheel(tmp_path, "named", "1.0")
+    made.rename(made.with_name(made.name.replace("named-1.0", other)))
+    assert problem(descriptor, other.split("-")[0]) == (
+        "bad-wheel",
+        f"{other}-py3-none-any.whl is damaged: its metadata is that of named 1.0",
+    )
+
+
 def test_markers_and_extras(tmp_path: Path, descriptor: int) -> None:
     wheel(tmp_path, "web", "1.0", requires=[
         "fast>=1; extra == 'speed'", "old; python_version < '3'", "plain; python_version >= '3'",
