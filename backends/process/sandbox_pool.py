@@ -324,14 +324,19 @@ class _Zygote:
 
     def _end(self) -> None:
         self._kill_group()
+        self._end_watch()  # `kill` reaps it if it has ended
         self.process.kill()
         self._reap()
 
     def _reap(self) -> int:
         """Wait for its end; return its code. Afterwards its number may be another process's."""
-        if self._watch is not None:
-            self._watch.close()  # it knows the session by this number
+        self._end_watch()
         return self.process.wait()
+
+    def _end_watch(self) -> None:
+        """Stop watching its session, which the watch knows by the number of this process."""
+        if self._watch is not None:
+            self._watch.close()
 
     def _kill_group(self) -> None:
         """Kill it with all processes that its imports left; none can leave its group."""
