@@ -1,4 +1,4 @@
-"""Responses that tell of errors."""
+"""The responses of errors: problem documents with their headers."""
 
 from __future__ import annotations
 
