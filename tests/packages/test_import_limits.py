@@ -152,7 +152,15 @@ def test_the_number_of_a_session_is_taken_as_long_as_it_is_watched(
         codes.append(watch._stop.__self__.process.returncode)  # type: ignore[attr-defined]  # a method
         close(watch)
 
+    kill = sandbox_pool._Zygote._kill_group
+
+    def kill_and_wait(zygote: sandbox_pool._Zygote) -> None:  # a poll would reap it then
+        kill(zygote)
+        if zygote.process.returncode is None:
+            os.waitid(os.P_PID, zygote.process.pid, os.WEXITED | os.WNOWAIT)
+
     monkeypatch.setattr(ImportWatch, "close", note)
+    monkeypatch.setattr(sandbox_pool._Zygote, "_kill_group", kill_and_wait)
     (Path(pool.content.environment) / "greedy.py").write_text(f"import os\n{text}\n")
     with contextlib.suppress(ImportFailed):
         pool.take(time.monotonic_ns() + 30_000_000_000).close()
