@@ -5,7 +5,8 @@ changes them: where two types disagree, the item is refused, never converted.
 
 Names are those of numpy: ``float32`` for an element type in the byte order of this machine,
 ``>f4`` for one in the other order. Only numbers and booleans are supported. Arrays of anything else
-(dates, text, records) are refused; give their bytes instead.
+(dates, text, records) are refused; give their bytes instead. ``bfloat16`` is the type of the
+package ml_dtypes, which numpy knows by that name as soon as this module is imported.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -26,7 +28,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64", "complex64", "complex128"),
+    *("bfloat16", "float16", "float32", "float64", "complex64", "complex128"),
 )
 RANK_LIMIT = 32
 """Most dimensions of an array that every numpy supports."""
@@ -35,9 +37,10 @@ _EXACT = 2.0**53  # float64 has all integers up to here
 ELEMENTS_LIMIT = 2**62
 """Most elements of an array without its empty dimensions: numpy's limit."""
 
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _NAMES: dict[np.dtype[Any], str] = {np.dtype(name): name for name in DTYPES}
 _TYPES: dict[str, np.dtype[Any]] = {name: dtype for dtype, name in _NAMES.items()}
-for _native in tuple(_NAMES):
+for _native in _NAMES.keys() - {_BFLOAT16}:  # which has one byte order
     for _word in (f"<{_native.str[1:]}", f">{_native.str[1:]}"):
         _TYPES[_word] = _dtype = np.dtype(_word)
         _NAMES.setdefault(_dtype, _dtype.str)
@@ -46,6 +49,14 @@ for _native in tuple(_NAMES):
 def name_of(dtype: np.dtype[Any]) -> str | None:
     """Return the name of an element type; None if it is not supported."""
     return _NAMES.get(dtype)
+
+
+def kind_of(dtype: np.dtype[Any]) -> str:
+    """Return the kind of an element type as numpy writes it, such as ``f`` for floats.
+
+    That of ``bfloat16`` is ``V`` in numpy, as of records; here it is ``f``.
+    """
+    return "f" if dtype == _BFLOAT16 else dtype.kind
 
 
 def dtype_named(where: str, name: str) -> np.dtype[Any]:
@@ -193,7 +204,7 @@ def of_numbers(where: str, value: object, dtype: np.dtype[Any]) -> Array:
         TypeError, ValueError: the value is not an array of numbers.
     """
     made = of_lists(value)
-    if made.dtype.kind != "f" or (np.abs(made) < _EXACT).all():
+    if kind_of(made.dtype) != "f" or (np.abs(made) < _EXACT).all():
         return converted(where, made, dtype)
     exact = np.asarray(value, dtype=object)
     if not _are_equal(made, exact):
@@ -221,7 +232,7 @@ def exact_integers(where: str, value: object, made: Array, dtype: np.dtype[Any])
     Raises:
         InvalidInput: a number is not an integer of the dtype.
     """
-    if made.dtype.kind == "f" and (np.abs(made) < _EXACT).all():
+    if kind_of(made.dtype) == "f" and (np.abs(made) < _EXACT).all():
         return made
     exact = np.asarray(value, dtype=object)
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
@@ -255,11 +266,12 @@ def converted(where: str, array: Array, dtype: np.dtype[Any]) -> Array:
         return array
     if dtype.kind == "c" and np.can_cast(array.dtype, dtype):
         return array.astype(dtype)
-    if array.dtype.kind in "biuf" and dtype.kind in "biuf":
+    kinds = kind_of(array.dtype), kind_of(dtype)
+    if all(kind in "biuf" for kind in kinds):
         with np.errstate(all="ignore"):
             result = array.astype(dtype)
             back = result.astype(array.dtype)
-        if array.dtype.kind == dtype.kind == "f":
+        if kinds == ("f", "f"):
             same = np.array_equal(np.isfinite(array), np.isfinite(result))
         else:  # both checks, since a number may wrap around and convert back
             same = np.array_equal(array, result) and np.array_equal(array, back)

@@ -35,7 +35,7 @@ from typing import Any, NoReturn
 import msgspec
 import numpy as np
 
-from dandelion.arrays import same_dtype, text_of
+from dandelion.arrays import kind_of, same_dtype, text_of
 from dandelion.data import Item, ItemSet
 from dandelion.errors.misfits import misfit_text
 from dandelion.json_values import json_bytes
@@ -261,7 +261,7 @@ def _number(set_name: str, item: Item, kind: _Kind) -> int | float:
     if item.dtype is not None:
         array = item.numpy()
         allowed = "biu" if kind.name == "int" else "biuf"
-        if array.size != 1 or array.dtype.kind not in allowed:
+        if array.size != 1 or kind_of(array.dtype) not in allowed:
             _mismatch(set_name, item, kind)
         value = array.reshape(())[()].item()
     else:

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from dandelion.arrays import kind_of
+
 
 def json_bytes(value: Any) -> bytes:
     """Write a value as JSON; numpy's numbers and arrays become numbers and lists.
@@ -42,7 +44,7 @@ def _check_json(value: Any) -> None:
 
 
 def _plain_numbers(value: object) -> object:
-    if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "biuf":
+    if isinstance(value, np.generic | np.ndarray) and kind_of(value.dtype) in "biuf":
         return value.tolist()
     raise TypeError(f"a value of type {type(value).__name__} is not a JSON value")
 

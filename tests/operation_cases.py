@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from dandelion.backends.gpu.reference_library import compute, narrowed, widened
+from dandelion.backends.gpu.reference_library import STORED, compute, narrowed
 
 import dandelion.blueprint as bp
 from dandelion.blueprint import Absolute, Activation, BiasAxis, BufferPart, ElementType, ImageLayout
 from dandelion.blueprint.operation_calls import OperationCall, evaluated, operand_calls
 from dandelion.blueprint.size_records import Size
 
-STORED = {"f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 TOLERANCES = {"f64": 1e-12, "f32": 2e-5, "f16": 2e-3, "bf16": 1.6e-2}
 
 
@@ -41,7 +40,7 @@ class Case:
     def expected(self) -> npt.NDArray[np.float64]:
         """The whole buffer of the result; what is not written stays zero."""
         call = self.call
-        stored = np.dtype(STORED[self.dtype.value])
+        stored = STORED[self.dtype]
         size = number(self.config.blueprint.buffers["y"])
         whole = {name: np.frombuffer(data, stored) for name, data in self.data.items()}
         whole["y"] = np.zeros(size // stored.itemsize, stored)
@@ -50,12 +49,12 @@ class Case:
             at = operand.offset_bytes // stored.itemsize
             parts[name] = whole[operand.buffer][at : at + operand.elements]
         compute(call, parts)
-        return widened(whole["y"], self.dtype)
+        return whole["y"].astype(np.float64)
 
     def error(self, found: bytes) -> float:
         """Largest difference of a result, relative to the largest value or 1."""
         wanted = self.expected()
-        got = widened(np.frombuffer(found, STORED[self.dtype.value]), self.dtype)
+        got = np.frombuffer(found, STORED[self.dtype]).astype(np.float64)
         return float(np.abs(got - wanted).max() / max(1.0, np.abs(wanted).max()))
 
 

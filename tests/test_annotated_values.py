@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -66,6 +67,7 @@ def test_aliases_mean_what_they_stand_for() -> None:
         "str", "list:bytes", "array/float32",
     ]  # fmt: skip
     assert kind_of(several[array[np.int8]] | None) == "list:array/int8?"
+    assert kind_of(npt.NDArray[ml_dtypes.bfloat16]) == "array/bfloat16"
 
 
 def test_annotations_become_kinds() -> None:

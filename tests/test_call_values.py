@@ -54,6 +54,8 @@ def argument(kind: str, value: Any) -> Any:
         ("float", 3, 3.0),
         ("float", "1e3", 1000.0),
         ("float", np.array([2.5]), 2.5),
+        ("float", np.array([2.5], "bfloat16"), 2.5),
+        ("list", np.array([[2.5, 1]], "bfloat16"), [[2.5, 1.0]]),
         ("bool", True, True),
         ("bool", "False", False),
         ("bool", np.bool_(True), True),

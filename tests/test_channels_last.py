@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dandelion.arrays import declared_dtype
 from dandelion.blueprint import Activation, Computation, ImageLayout
 from dandelion.export import products
 from dandelion.export.aten import STORED_LAST
@@ -33,8 +34,7 @@ class Model:
 
     def convolution(self, name: str, source: str, channels: int = 8, groups: int = 1) -> None:
         shape = (8, channels // groups, 1, 1)
-        stored = np.uint16 if self.dtype == "bfloat16" else np.float32
-        data = np.arange(np.prod(shape)).reshape(shape).astype(stored)
+        data = np.arange(np.prod(shape)).reshape(shape).astype(declared_dtype(self.dtype))
         self.constants[f"{name}_w"] = Constant(TensorType(shape, self.dtype), data)
         weight = Reference(f"{name}_w")
         rest = (*_REST[:-1], groups)

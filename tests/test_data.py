@@ -126,6 +126,8 @@ def test_declared_sets_know_their_type_and_shape() -> None:
     ("value", "dtype"),
     [
         ([0.1, 1e20], "float32"),  # rounded
+        ([[0.1, 1e38], [1, math.inf]], "bfloat16"),
+        ([True, 3], "bfloat16"),
         ([float("nan"), float("inf"), -float("inf")], "float32"),
         ([1, 2, 3], "float32"),
         ([1.0, 2.0], "int64"),
@@ -169,6 +171,8 @@ def test_results_that_json_has_no_number_for(number: str) -> None:
         ([1.5], "int32"),
         ([float("nan")], "int32"),
         ([1e300], "float32"),
+        ([1e39], "bfloat16"),
+        ([2**8 + 1], "bfloat16"),
         ([300], "uint8"),
         ([-1], "uint64"),
         ([2**63], "int64"),
@@ -217,6 +221,8 @@ def test_a_conversion_keeps_every_value(numbers: list[float], dtype: str) -> Non
         (np.zeros(3, np.int64), "float64", None),
         (np.zeros(3, ">f8"), "float64", None),
         (np.zeros(8, np.uint8), "float32", None),
+        (np.zeros(8, "bfloat16"), "float16", None),
+        (np.zeros(8, "uint16"), "bfloat16", None),
         (np.float64(1), "float32", ()),
         (np.zeros(0), "int8", None),
         (np.zeros((2, 2)), "float64", (4,)),
@@ -254,6 +260,7 @@ def test_an_array_of_another_type_is_refused(
         (np.zeros((2, 3)), "<f8", None),
         (np.zeros((0, 3)), "float64", (-1, 3)),
         (np.float64(1), "float64", ()),
+        (np.ones((2, 3), "bfloat16"), "bfloat16", (-1, 3)),
         (np.zeros(2, np.longdouble), "longdouble", None),
     ],
 )
@@ -272,6 +279,7 @@ def test_an_array_of_the_declared_type_passes(
         np.arange(6, dtype=np.int8).reshape(2, 3).T,
         np.array(7, np.uint16),
         np.float16(1.5),
+        np.array([[1.5, -2]], "bfloat16").T,
         np.zeros((3, 0, 2), np.complex64),
         np.array([True]),
         np.array([1, 2], ">u4"),

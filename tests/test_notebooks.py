@@ -131,6 +131,7 @@ def test_values_show_what_they_are() -> None:
     items = (
         Item("picture", 0, picture),
         Item("array", 0, array.tobytes(), "float64", (2, 2)),
+        Item("brain", 0, b"\0\x3f", "bfloat16", (1,)),
         Item("wrong", 0, b"123", "float64", (2, 2)),
         Item("json", 0, b'{"a": [1, 2]}'),
         Item("broken", 0, b'{"a": '),
@@ -141,9 +142,10 @@ def test_values_show_what_they_are() -> None:
     )
     found = shown(ItemSet("s", items, form="json[]"))
     assert found.tags.count("img") == 1
-    for text in ("float64[2, 2]", "3.", '"a": [', "empty", "ff fe ff", "éé", "not float64"):
+    arrays = ("float64[2, 2]", "3.", "bfloat16[1]", "0.5", "not float64")
+    for text in (*arrays, '"a": [', "empty", "ff fe ff", "éé"):
         assert text in found.words, text
-    assert "9 items" in found.words
+    assert "10 items" in found.words
 
 
 def test_large_values_are_cut() -> None:

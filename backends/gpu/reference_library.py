@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dandelion.arrays import declared_dtype
 from dandelion.blueprint.operation_calls import (
     ConvolutionCall,
     GemmCall,
@@ -27,12 +28,13 @@ from .lowering import Library
 Numbers = npt.NDArray[np.float64]
 Stored = npt.NDArray[Any]
 
-_STORED: Mapping[ElementType, npt.DTypeLike] = {
-    ElementType.F64: np.float64,
-    ElementType.F32: np.float32,
-    ElementType.F16: np.float16,
-    ElementType.BF16: np.uint16,
+STORED: Mapping[ElementType, np.dtype[Any]] = {
+    ElementType.F64: np.dtype(np.float64),
+    ElementType.F32: np.dtype(np.float32),
+    ElementType.F16: np.dtype(np.float16),
+    ElementType.BF16: declared_dtype("bfloat16"),
 }
+"""The types of elements in memory."""
 
 
 class ReferenceLibrary(Library):
@@ -51,7 +53,7 @@ class ReferenceLibrary(Library):
     def prepare(
         self, call: OperationCall, addresses: Mapping[str, int], workspace: tuple[int, int]
     ) -> Callable[[], None]:
-        stored = np.dtype(_STORED[call.dtype])
+        stored = STORED[call.dtype]
         arrays = {
             name: _memory(addresses[name], operand.elements * stored.itemsize).view(stored)
             for name, operand in operand_calls(call)
@@ -79,10 +81,10 @@ def compute(call: OperationCall, arrays: Mapping[str, Stored]) -> None:
 
     Args:
         call: which.
-        arrays: the elements of each operand from its first to its last, by field; ``bf16`` as
-            uint16. ``out`` is written.
+        arrays: the elements of each operand from its first to its last, by field.
+            ``out`` is written.
     """
-    wide = {name: widened(array, call.dtype) for name, array in arrays.items() if name != "out"}
+    wide = {name: array.astype(np.float64) for name, array in arrays.items() if name != "out"}
     if isinstance(call, GemmCall):
         target = _view(arrays["out"], call.out)
         target[...] = narrowed(_product(call, wide), call.dtype)
@@ -155,18 +157,7 @@ def _matrix(wide: Numbers, matrix: MatrixCall) -> Numbers:
     return _view(wide, matrix)
 
 
-def widened(elements: Stored, dtype: ElementType) -> Numbers:
-    """Convert elements as they are stored to double precision."""
-    if dtype is ElementType.BF16:
-        return (elements.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return elements.astype(np.float64)
-
-
 def narrowed(values: Numbers, dtype: ElementType) -> Stored:
     """Round to the nearest element of a type, as it is stored."""
     with np.errstate(over="ignore"):
-        if dtype is not ElementType.BF16:
-            return values.astype(_STORED[dtype])
-        bits = values.astype(np.float32).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+        return values.astype(STORED[dtype])

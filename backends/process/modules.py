@@ -39,12 +39,12 @@ _ALWAYS = """
     encodings.punycode encodings.unicode_escape encodings.raw_unicode_escape
     encodings.base64_codec encodings.hex_codec
     numpy numpy.dtypes numpy.exceptions numpy.lib numpy.lib.format numpy.lib.mixins
-    numpy.lib.stride_tricks numpy.linalg numpy.typing numpy.version msgspec dandelion.data
-    dandelion.call_values dandelion.attached_files dandelion.backends.process.examine
+    numpy.lib.stride_tricks numpy.linalg numpy.typing numpy.version ml_dtypes msgspec
+    dandelion.data dandelion.call_values dandelion.attached_files dandelion.backends.process.examine
     """
 
 ALWAYS = tuple(_ALWAYS.split())
-"""Modules of every sandbox. `dandelion.data` needs numpy, so that is included.
+"""Modules of every sandbox. `dandelion.data` needs numpy and ml_dtypes, so they are included.
 
 These are used often and cost little; every sandbox is a copy of them. The whole standard library,
 without I/O, would make the interpreter half as large again.

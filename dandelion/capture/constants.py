@@ -65,7 +65,7 @@ def _text(value: object, is_installed: Callable[[str], bool], depth: int) -> str
     if special is not None:
         return special(value)
     if isinstance(value, np.dtype):
-        return f"__import__('numpy').dtype({value.str!r})"
+        return f"__import__('numpy').dtype({arrays.name_of(value) or value.str!r})"
     if isinstance(value, np.ndarray | np.generic):
         return _array(np.asarray(value), isinstance(value, np.generic))
     return _named(value, is_installed)

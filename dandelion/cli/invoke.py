@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from dandelion.arrays import text_of
+from dandelion.arrays import kind_of, text_of
 from dandelion.cli.connection import connect
 from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments
@@ -201,7 +201,7 @@ def _preview(declared: ItemSet, item: Item) -> str:
     dtype = item.dtype or declared.dtype
     if dtype is not None:
         array = item.numpy(dtype)
-        form = "d" if array.dtype.kind in "biu" else "g"
+        form = "d" if kind_of(array.dtype) in "biu" else "g"
         shown = ", ".join(f"{x:{form}}" for x in array[:8].tolist())
         return f"{text_of(dtype, item.shape)}: {shown}{', ...' if array.size > 8 else ''}"
     head = bytes(item.data[: PREVIEW * 4])

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dandelion.arrays import Array
+from dandelion.arrays import Array, declared_dtype
 from dandelion.export.torch_graph import (
     FLOATS,
     GETITEM,
@@ -144,16 +144,10 @@ def _alias(node: Node, origin: Node) -> Node:
 def _add(name: str, data: Array, dtype: str, constants: dict[str, Constant]) -> Reference:
     while name in constants:
         name += "_"
-    if dtype == "bfloat16":
-        bits = np.ascontiguousarray(data, np.float32).view(np.uint32)
-        narrow = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)  # to the next even
-    else:
-        narrow = np.ascontiguousarray(data, dtype)
+    narrow = np.ascontiguousarray(data, declared_dtype(dtype))
     constants[name] = Constant(TensorType(tuple(narrow.shape), dtype), narrow)
     return Reference(name)
 
 
 def _wide(constant: Constant) -> Array:
-    if constant.type.dtype == "bfloat16":
-        return (constant.data.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return constant.data.astype(np.float64)

@@ -71,8 +71,6 @@ def _result(reads: Sequence[Any], name: str, shape: Sequence[int]) -> Any:
 def traced(torch: Any, graph: Graph, device: Any) -> TracedGraph:
     """Write a graph for Inductor.
 
-    Inputs and results of bfloat16 are float32 outside, as sets have no such type.
-
     Args:
         torch: the module.
         graph: see `dandelion.export.peak_graph`.
@@ -102,18 +100,12 @@ class Evaluation:
 
     def example(self, name: str) -> Any:
         kind = self.types[name]
-        return self.torch.empty(kind.shape, dtype=self.outside(name), device=self.device)
-
-    def outside(self, name: str) -> Any:
-        kind = self.types[name].dtype
-        wide = kind == "bfloat16" and name in self.graph.inputs
-        return self.torch.float32 if wide else getattr(self.torch, kind)
+        dtype = getattr(self.torch, kind.dtype)
+        return self.torch.empty(kind.shape, dtype=dtype, device=self.device)
 
     def run(self, *values: Any) -> list[Any]:
         """Compute the outputs."""
-        for name, value in zip(self.given, values, strict=True):
-            narrow = self.outside(name) is not getattr(self.torch, self.types[name].dtype)
-            self.values[name] = value.to(self.torch.bfloat16) if narrow else value
+        self.values.update(zip(self.given, values, strict=True))
         for node in self.graph.nodes:
             part = f"{node.operator} in {node.part}" if node.part else node.operator
             self.torch.fx.traceback.set_stack_trace([f"{node.place}\n{part}"])
@@ -123,14 +115,9 @@ class Evaluation:
     def result(self, name: str) -> Any:
         """An output, in memory of its own."""
         value = self.values[name]
-        wide = self.torch.float32 if value.dtype == self.torch.bfloat16 else value.dtype
-        whole = self.torch.contiguous_format
-        alone = list(self.graph.outputs.values()).count(name) == 1
-        if wide == value.dtype and alone and name in self.ours:
+        if name in self.ours and list(self.graph.outputs.values()).count(name) == 1:
             return value
-        if wide != value.dtype:
-            return value.to(wide, memory_format=whole)
-        return value.clone(memory_format=whole)
+        return value.clone(memory_format=self.torch.contiguous_format)
 
     def argument(self, given: Argument) -> Any:
         match given:

@@ -57,7 +57,7 @@ def packed(parts: Sequence[Mapping[str, Constant]], taken: Collection[str]) -> l
         places.append({})
         for name, constant in constants.items():
             data = _stored(constant)
-            dtype = "bfloat16" if constant.type.dtype == "bfloat16" else data.dtype.name
+            dtype = data.dtype.name
             key = (dtype, hashlib.sha256(data.tobytes()).digest())
             if key not in known:
                 group = _free(f"weights_{dtype}", taken)

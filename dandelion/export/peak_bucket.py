@@ -19,7 +19,7 @@ from dandelion.export.peak_records import (
     Place,
     ProductCall,
 )
-from dandelion.export.torch_graph import ITEM_BYTES, Constant, Graph, TensorType, shapes_of
+from dandelion.export.torch_graph import Constant, Graph, shapes_of
 
 _NULL = 0
 
@@ -57,8 +57,8 @@ class PeakBucket:
         types = shapes_of(graph) | {
             node.name: node.type for node in graph.nodes if node.operator == "getitem"
         }
-        self.inputs = {n: _outside(kind) for n, kind in graph.inputs.items()}
-        self.outputs = {n: _outside(types[value]) for n, value in graph.outputs.items()}
+        self.inputs = graph.inputs
+        self.outputs = {n: types[value] for n, value in graph.outputs.items()}
         self._renamed = self._buffer_names(made)
         used = {place.buffer for launch in launches for place in _places(launch)}
         self.buffers = {
@@ -183,9 +183,3 @@ def _places(launch: PeakLaunch | ProductCall) -> list[Place]:
 def _blocks(launch: PeakLaunch) -> int:
     x, y, z = launch.grid
     return x * y * z
-
-
-def _outside(kind: TensorType) -> TensorType:
-    """The type of a set: they have no bfloat16."""
-    assert kind.dtype in ITEM_BYTES
-    return TensorType(kind.shape, "float32" if kind.dtype == "bfloat16" else kind.dtype)

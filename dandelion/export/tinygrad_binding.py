@@ -155,12 +155,10 @@ class _Values:
         self.operands: dict[str, Tensor] = {}  # what they read, as it lies in memory
         self.given: dict[str, Tensor] = {}  # inputs and constants, as kernels read them
         self.values: dict[str, Any] = {}
-        self.inputs: dict[str, TensorType] = {}
         for name, found in graph.inputs.items():
-            self.inputs[name] = _outside(found)
-            self.give(name, self.inputs[name], found.dtype)
+            self.give(name, found)
         for name, constant in graph.constants.items():
-            self.give(name, constant.type, constant.type.dtype)
+            self.give(name, constant.type)
         self.nodes = {node.name: node for node in graph.nodes}
         self.kept = stored(graph)
         for node in graph.nodes:
@@ -172,14 +170,12 @@ class _Values:
                 made = [None if one is None else one.contiguous() for one in made]
             self.values[node.name] = made
 
-    def give(self, name: str, found: TensorType, wanted: str) -> None:
+    def give(self, name: str, found: TensorType) -> None:
         tinygrad = self.tensors.tinygrad
         dtype = self.tensors.type(_memory(found.dtype))
         tensor = tinygrad.Tensor.empty(*found.shape, dtype=dtype, device=_DEVICE)
         self.given[name] = tensor
-        if wanted == "bool":
-            tensor = tensor != 0
-        self.values[name] = [tensor.cast(self.tensors.type(wanted))]
+        self.values[name] = [tensor != 0 if found.dtype == "bool" else tensor]
 
     def result(self, node: Node) -> Tensor:
         """Memory that a library operation will fill; what it reads must lie in memory."""
@@ -266,7 +262,7 @@ class _Values:
         made = {}
         for label, name in self.graph.outputs.items():
             tensor = self.values[name][0]
-            kind = _outside(TensorType(tuple(tensor.shape), _name(tensor)))
+            kind = TensorType(tuple(tensor.shape), _name(tensor))
             tensor = self.tensors.cast(tensor, _memory(kind.dtype))
             is_copied = label in copied or _is_constant(tensor)
             made[label] = (tensor.clone() if is_copied else tensor.contiguous(), kind)
@@ -291,11 +287,6 @@ class _Values:
 def _is_constant(tensor: Tensor) -> bool:
     """Tell whether a value depends on nothing in memory: `contiguous` may then make no kernel."""
     return all(node.op.name not in _MEMORY for node in tensor.uop.toposort())
-
-
-def _outside(found: TensorType) -> TensorType:
-    """The type of a set for a tensor: sets have no bfloat16."""
-    return TensorType(found.shape, "float32" if found.dtype == "bfloat16" else found.dtype)
 
 
 def _memory(dtype: str) -> str:
@@ -351,12 +342,16 @@ class _Reader:
             kernels.append(self.launch(call))
         launches = in_order(kernels, self.operations, self.written)
         written = {launch.buffers[0] for launch in launches}
-        known = {*written, *self.values.inputs, *self.graph.constants}
+        known = {*written, *self.values.graph.inputs, *self.graph.constants}
         read = {name for one in self.operations for name in one.of.values()}
         assert written >= self.outputs.keys(), self.outputs.keys() - written
         assert known >= read, read - known
         return Kernels(
-            list(self.sources.values()), launches, self.sizes, self.values.inputs, self.outputs
+            list(self.sources.values()),
+            launches,
+            self.sizes,
+            self.values.graph.inputs,
+            self.outputs,
         )
 
     def operation(self, name: str) -> OperationLaunch:

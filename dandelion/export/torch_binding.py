@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dandelion.arrays import Array
+from dandelion.arrays import Array, declared_dtype
 from dandelion.data import SetSpec
 from dandelion.errors import BackendUnavailable, InvalidFunction, InvalidInput, Problem
 from dandelion.export.torch_graph import (
@@ -285,8 +285,8 @@ class _Reader:
 def _array(torch: Any, tensor: Any) -> Array:
     plain = tensor.detach().cpu().contiguous()
     if plain.dtype == torch.bfloat16:
-        plain = plain.view(torch.int16)
-        return np.array(plain.numpy(), copy=True).view(np.uint16)
+        bits = np.array(plain.view(torch.int16).numpy(), copy=True)
+        return bits.view(declared_dtype("bfloat16"))
     return np.array(plain.numpy(), copy=True)
 
 
@@ -356,8 +356,7 @@ def example_arrays(examples: Sequence[object], names: Sequence[str]) -> dict[str
     torch = load()
     leaves = torch.utils._pytree.tree_leaves(tuple(examples))
     tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
-    wide = [one.float() if one.dtype == torch.bfloat16 else one for one in tensors]
-    return {name: _array(torch, one) for name, one in zip(names, wide, strict=True)}
+    return {name: _array(torch, one) for name, one in zip(names, tensors, strict=True)}
 
 
 def is_module(value: object) -> bool:

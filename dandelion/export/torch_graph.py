@@ -110,7 +110,7 @@ class Constant:
 
     Attributes:
         type: its type.
-        data: its elements; those of ``bfloat16`` as uint16.
+        data: its elements.
     """
 
     type: TensorType

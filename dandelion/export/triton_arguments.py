@@ -31,6 +31,7 @@ _NUMPY = {
         f"{sign}int{bits}": f"{sign or 'i'}{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
     },
     **{f"float{bits}": f"fp{bits}" for bits in (16, 32, 64)},
+    "bfloat16": "bf16",
 }
 _SCALARS = {
     **{kind.value: kind for kind in ScalarType if not kind.is_float},
@@ -46,7 +47,7 @@ class Pointer:
 
     Attributes:
         buffer: name of an input or output set, or of a further buffer in `sizes`.
-        dtype: Triton's name of the element type: ``fp32``, ``bf16``, ``fp8e4nv``.
+        dtype: Triton's name of the element type: ``fp32``, ``fp8e4nv``.
     """
 
     buffer: str

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
+from dandelion.arrays import kind_of
 from dandelion.data import Item, ItemSet, Value, text_data
 from dandelion.errors import InvalidInput
 from dandelion.frontend.codecs import PackItem
@@ -85,7 +86,7 @@ def _built_in(name: str, value: Value) -> Any:
 
 
 def _numbers(value: object) -> object:
-    if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "biuf":
+    if isinstance(value, np.generic | np.ndarray) and kind_of(value.dtype) in "biuf":
         return value.tolist()
     raise TypeError(f"a {type(value).__name__}")
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dandelion.arrays import Array
+from dandelion.arrays import Array, declared_dtype, kind_of
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.errors import TooLarge
 from dandelion.frontend.chunks import CHUNK_BYTES, Chunks
@@ -89,7 +89,8 @@ def _json_content(item: Item, declared: ItemSet) -> dict[str, Any]:
 def _json_numbers(item: Item, array: Array) -> dict[str, Any]:
     if not array.size:  # its shape may need any number of empty lists
         return {"numbers": []}
-    if array.dtype.kind in "biu" or (array.dtype.kind == "f" and np.isfinite(array).all()):
+    kind = kind_of(array.dtype)
+    if kind in "biu" or (kind == "f" and np.isfinite(array).all()):
         return {"numbers": array.tolist()}
     return {"data": item.data}
 
@@ -102,7 +103,7 @@ def _fitting(item: Item, declared: ItemSet) -> tuple[int, ...]:
     shape = declared.shape
     if shape is None or sum(size < 0 for size in shape) > 1:
         return (-1,)
-    count = item.size_bytes // np.dtype(declared.dtype).itemsize
+    count = item.size_bytes // declared_dtype(declared.dtype).itemsize
     fixed = math.prod(size for size in shape if size >= 0)
     return shape if fixed and count else (0,) if not count else (-1,)
 

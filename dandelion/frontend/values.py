@@ -37,6 +37,7 @@ from dandelion.arrays import (
     declared_dtype,
     dtype_named,
     exact_integers,
+    kind_of,
     name_of,
     of_lists,
 )
@@ -236,7 +237,7 @@ def cast_numbers(where: str, array: Array, target: np.dtype[Any]) -> Bytes:
 
 def _misfits(array: Array, target: np.dtype[Any]) -> Array:
     """Mark the elements whose conversion loses more than precision."""
-    if target.kind in "fc":
+    if kind_of(target) in "fc":
         with np.errstate(all="ignore"):
             overflown: Array = np.isfinite(array) & ~np.isfinite(array.astype(target))
             return overflown

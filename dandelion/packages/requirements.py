@@ -21,11 +21,11 @@ from dandelion.function import Digest, digest_of
 COUNT_LIMIT = 64
 LENGTH_LIMIT = 300
 WHEELS_LIMIT = 512
-PROVIDED = ("msgspec", "numpy")
-"""Distributions that every sandbox has from the node. A set may have another numpy."""
+PROVIDED = ("ml-dtypes", "msgspec", "numpy")
+"""Distributions that every sandbox has from the node. A set may have others of them."""
 
 FIXED = frozenset({"msgspec"})
-"""Those of which it may not."""
+"""Those of which it may have no other."""
 
 _REMEDY = "pip install 'dandelion-engine[packages]'"
 _WHEEL = re.compile(r"[A-Za-z0-9_.]+(?:-[A-Za-z0-9_.!+]+){4,5}\.whl\Z")

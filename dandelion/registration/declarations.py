@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import numpy as np
 
+from dandelion.arrays import DTYPES, kind_of
 from dandelion.data import FORMS, SetSpec
 from dandelion.documents import FunctionDocument, item_content, set_spec
 from dandelion.errors import DandelionError, InvalidFunction, InvalidInput, Problem, nearest
@@ -16,7 +17,6 @@ from dandelion.function import BATCH_CALLS, Limits
 from dandelion.set_values import checked
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
-_DTYPES = [np.dtype(code).name for code in "?bhilqBHILQefdFD"]
 LARGEST = 2**53
 """Limit of sizes in bytes, counts and seconds, which every codec can represent."""
 _DIMENSIONS = 32
@@ -198,9 +198,9 @@ def _set_problems(where: str, spec: SetSpec, seen: set[str]) -> Iterator[Problem
     except (TypeError, ValueError, SyntaxError):  # numpy parses names with a grammar of its own
         yield Problem("bad-dtype", f"'{spec.dtype:.40}' is not a numpy type", where,
                       expected="int64, float32, ...",
-                      nearest=nearest(spec.dtype, _DTYPES) or "")  # fmt: skip
+                      nearest=nearest(spec.dtype, DTYPES) or "")  # fmt: skip
         return
-    if dtype.kind not in "biufc" or not dtype.isnative:
+    if kind_of(dtype) not in "biufc" or not dtype.isnative:
         yield Problem("bad-dtype", f"'{spec.dtype}' is not a native number type", where)
     sizes = spec.shape or ()
     if any(n == 0 or n < -1 for n in sizes) or sum(n == -1 for n in sizes) > 1:

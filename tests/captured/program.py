@@ -12,6 +12,7 @@ from decimal import Decimal as Money
 from enum import Enum
 from typing import NamedTuple
 
+import ml_dtypes
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,8 @@ WORDS = {"b", "a"}
 LETTERS = frozenset(chr(n) for n in range(97, 110))
 PATTERN = re.compile("a+", re.IGNORECASE)
 KERNEL = np.array([[1, 2], [3, 4]], "int16")
+BRAIN = np.array([1.5, 3], ml_dtypes.bfloat16)
+BRAIN_TYPE = BRAIN.dtype
 PRICE = Money("1.50")
 A, B = 1, (2, 3)
 INFINITE = float("-inf")
@@ -95,6 +98,7 @@ def constants(x: str) -> dict:
         "letters": sorted(LETTERS),
         "pattern": PATTERN.findall("xAa"),
         "kernel": [*KERNEL.tolist(), str(KERNEL.dtype)],
+        "brain": [*BRAIN.tolist(), str(BRAIN.dtype), BRAIN_TYPE.name],
         "price": str(PRICE),
         "unpacked": [A, list(B)],
         "infinite": math.isinf(INFINITE),

@@ -3,8 +3,6 @@
 A tensor in binary form is its elements, row-major and little-endian; a BOOL is one byte. An element
 of BYTES is its length in four bytes, then the bytes.
 
-BF16 has no numpy type. Its elements are carried as ``uint16``, bit by bit.
-
 Source: Open Inference Protocol (KServe v2), "Tensor Data Types"; its binary tensor data extension.
 """
 
@@ -19,16 +17,15 @@ from dandelion.errors import InvalidInput, TooLarge, TooMany
 from dandelion.frontend.asgi import clipped, did_you_mean
 
 BYTES = "BYTES"
-BF16 = "BF16"
 
-_ARRAYS = {
+_DTYPES = {
     "BOOL": "bool",
     **{f"INT{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     **{f"UINT{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
     **{f"FP{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    "BF16": "bfloat16",
 }
-_DATATYPES = {dtype: datatype for datatype, dtype in _ARRAYS.items()}
-_DTYPES = {**_ARRAYS, BF16: "uint16"}
+_DATATYPES = {dtype: datatype for datatype, dtype in _DTYPES.items()}
 DATATYPES = (*_DTYPES, BYTES)
 
 LENGTH = struct.Struct("<I")

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dandelion.arrays import RANK_LIMIT
+from dandelion.arrays import RANK_LIMIT, declared_dtype, kind_of
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.errors import InvalidInput, TooMany
 from dandelion.frontend.asgi import clipped
 from dandelion.frontend.codecs import SetMap
-from dandelion.frontend.kserve.datatypes import BF16, BYTES, dtype_of, element_pieces
+from dandelion.frontend.kserve.datatypes import BYTES, dtype_of, element_pieces
 from dandelion.frontend.kserve.documents import (
     InferRequest,
     InferResponse,
@@ -60,15 +60,13 @@ def read_tensors(body: Bytes) -> tuple[InferRequest, SetMap]:
 
 def _binary(where: str, datatype: str, shape: list[int], value: Any) -> Bytes:
     dtype = dtype_of(where.removesuffix("data") + "datatype", datatype)
-    if datatype == BF16:
-        raise InvalidInput(where, "BF16 has no form in JSON", "send binary data")
     if not isinstance(value, list):
         raise InvalidInput(where, "it is not a list")
     if dtype is None:
         texts = list(_texts(where, value))
         _check_count(where, len(texts), shape)
         return b"".join(element_pieces(where, [text.encode() for text in texts]))
-    target = np.dtype(dtype)
+    target = declared_dtype(dtype)
     array = number_array(where, value, target)
     _check_count(where, array.size, shape)
     return cast_numbers(where, array, target)
@@ -149,7 +147,7 @@ def _text(output: OutputDocument, chunks: list[Bytes]) -> bytes:
             raise _inexpressible(output.name, "bytes that are no text") from None
     dtype = dtype_of(output.name, output.datatype)
     arrays = [np.frombuffer(chunk, dtype) for chunk in chunks]
-    if any(array.dtype.kind == "f" and not np.isfinite(array).all() for array in arrays):
+    if any(kind_of(array.dtype) == "f" and not np.isfinite(array).all() for array in arrays):
         raise _inexpressible(output.name, "numbers that are not finite")
     return _json.encode([number for array in arrays for number in array.tolist()])
 
