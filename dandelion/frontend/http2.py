@@ -11,7 +11,8 @@ states of streams; this file moves bytes and decides what a client may do:
   by itself: with 408, or by a reset if its response has begun.
 - What frames cost is limited, see `http2_limits`. h2 limits the frames of one header block and
   checks lengths of bodies, except of those that a head or trailers end.
-- A connection that breaks a rule gets GOAWAY, with the reason in words, and lingers.
+- A malformed request is reset with PROTOCOL_ERROR, and counts as one that the client has reset.
+- A connection that breaks another rule gets GOAWAY, with the reason in words, and lingers.
 - At the end of the server, and after GOAWAY of the client, it gets GOAWAY, its streams complete,
   new ones are refused. GOAWAY of the client with an error closes it at once.
 
@@ -233,17 +234,24 @@ class Http2Protocol(Http2Connection):
             return
         stream.feed_end()
         if stream.is_short:
-            self._fail(ErrorCodes.PROTOCOL_ERROR, "a body is shorter than its content-length")
+            self._drop(stream, ErrorCodes.PROTOCOL_ERROR)
+            stream.leave()
+            self._count_reset()
 
     def _on_reset(self, event: h2.events.StreamReset) -> None:
+        """End a stream: the client has reset it, or h2, since the client broke a rule."""
         stream = self._streams.pop(event.stream_id, None)
-        if stream is None:
-            return
-        self._release(stream)
-        stream.leave()
-        if not (stream.is_complete or self._resets.take(self._loop.time())):
-            self._fail(ErrorCodes.ENHANCE_YOUR_CALM, "too many streams were reset")
+        if stream is not None:
+            self._release(stream)
+            stream.leave()
+        is_late = event.remote_reset if stream is None else stream.is_complete
+        if not is_late:
+            self._count_reset()
         self._close_if_idle()
+
+    def _count_reset(self) -> None:
+        if not self._resets.take(self._loop.time()):
+            self._fail(ErrorCodes.ENHANCE_YOUR_CALM, "too many streams were reset")
 
     def _on_window(self, event: h2.events.WindowUpdated) -> None:
         if event.stream_id:

@@ -9,17 +9,27 @@ further input is discarded for some time, so that a reset does not destroy the r
 
 GOAWAY without an error, from either side, ends nothing that runs (RFC 9113, 6.8). But h2 closes its
 state at GOAWAY and then sends nothing, so `GracefulH2Connection` only reports a received one.
+
+A malformed request is an error of its stream (RFC 9113, 8.1.1). h2 checks all rules of heads,
+trailers and lengths of bodies, but ends the connection for each. `GracefulH2Connection` resets the
+stream instead. All other errors still end the connection: of frames, of flow control, of ids and
+numbers of streams, and of the header compression, whose state both sides share.
+
+Rejected: ``validate_inbound_headers=False`` with rules of our own, which could be weaker than h2's.
 """
 
 from __future__ import annotations
 
 import abc
 import asyncio
+from typing import TypeAlias
 
 import h2.connection
 import h2.events
 from h2.errors import ErrorCodes
-from hyperframe.frame import Frame, GoAwayFrame
+from h2.exceptions import InvalidBodyLengthError, ProtocolError
+from h2.stream import StreamClosedBy, StreamState
+from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame
 
 from dandelion.frontend.acceptor import Newcomer
 from dandelion.frontend.admission import Peer, Wait, reset
@@ -27,16 +37,51 @@ from dandelion.frontend.http2_stream import Http2Stream
 from dandelion.frontend.problem import Stalled
 from dandelion.frontend.problem_response import RETRY_AFTER_S
 
+_Received: TypeAlias = tuple[list[Frame], list[h2.events.Event]]
+"""Frames to send, and events."""
+_CAUSES = (type(None), KeyError, ValueError)
+"""What h2's errors for malformed heads come from; those of the header compression have others."""
+
 
 class GracefulH2Connection(h2.connection.H2Connection):
-    """An h2 connection that stays open after a received GOAWAY, which it reports as an event."""
+    """An h2 connection that stays open after a received GOAWAY, and after a malformed request.
 
-    def _receive_goaway_frame(
-        self, frame: GoAwayFrame
-    ) -> tuple[list[Frame], list[h2.events.Event]]:
+    It reports the former as an event, the latter as a reset that is not of the client.
+    """
+
+    def _receive_goaway_frame(self, frame: GoAwayFrame) -> _Received:
         event = h2.events.ConnectionTerminated()
         event.error_code = frame.error_code
         return [], [event]
+
+    def _receive_headers_frame(self, frame: HeadersFrame) -> _Received:
+        try:
+            return super()._receive_headers_frame(frame)
+        except ProtocolError as error:
+            is_general = type(error) is ProtocolError and type(error.__cause__) in _CAUSES
+            if not is_general or frame.stream_id not in self.streams:
+                raise
+            return self._reset_malformed(frame.stream_id)
+
+    def _receive_data_frame(self, frame: DataFrame) -> _Received:
+        try:
+            return super()._receive_data_frame(frame)
+        except InvalidBodyLengthError:
+            dropped = h2.events.DataReceived(
+                stream_id=frame.stream_id,
+                data=b"",
+                flow_controlled_length=frame.flow_controlled_length,  # windows have counted it
+            )
+            frames, events = self._reset_malformed(frame.stream_id)
+            return frames, [dropped, *events]
+
+    def _reset_malformed(self, stream_id: int) -> _Received:
+        machine = self.streams[stream_id].state_machine
+        machine.state = StreamState.CLOSED  # h2 has done so after some errors, without the next
+        machine.stream_closed_by = StreamClosedBy.SEND_RST_STREAM
+        code = ErrorCodes.PROTOCOL_ERROR
+        event = h2.events.StreamReset(stream_id=stream_id, error_code=code, remote_reset=False)
+        return [RstStreamFrame(stream_id, error_code=code)], [event]
 
 
 class Http2Connection(asyncio.Protocol, abc.ABC):

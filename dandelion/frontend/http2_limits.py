@@ -2,9 +2,9 @@
 
 A client can keep a server busy with frames that cost it almost nothing: PING and SETTINGS, which
 are answered, PRIORITY, empty DATA, WINDOW_UPDATE, and streams that it opens and resets at once
-(CVE-2023-44487). Each such frame takes from a `FrameBudget`, which is refilled with time. Requests
-and sent data refill it too, since they come with such frames. A client that exhausts it has its
-connection closed with ENHANCE_YOUR_CALM.
+(CVE-2023-44487) or makes the server reset (CVE-2025-8671). Each such frame takes from a
+`FrameBudget`, which is refilled with time. Requests and sent data refill it too, since they come
+with such frames. A client that exhausts it has its connection closed with ENHANCE_YOUR_CALM.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ SENT_FRAMES = 4
 """Further ones for each request, and for each DATA frame that was sent."""
 RESETS_BURST = 200
 RESETS_RATE = 50
-"""Streams that the client resets before their response is complete: at once, for each second."""
+"""Streams that end before their response is complete since the client resets them or breaks a rule:
+at once, for each second."""
 
 
 class FrameBudget:
