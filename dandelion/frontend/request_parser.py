@@ -17,7 +17,7 @@ import urllib.parse
 from typing import Any, Protocol
 
 import httptools
-from httptools import HttpParserError, HttpParserUpgrade
+from httptools import HttpParserError, HttpParserInvalidMethodError, HttpParserUpgrade
 
 from dandelion.errors import DandelionError, InvalidInput
 from dandelion.frontend.asgi import FIELDS, Header, Message, clipped
@@ -204,4 +204,9 @@ def _reason(error: HttpParserError) -> DandelionError:
     cause = error.__context__
     if isinstance(cause, RequestError | InvalidInput):
         return cause
+    if isinstance(error, HttpParserInvalidMethodError):  # it has not read the path, so no 405
+        message = "it does not begin with a method that the node knows"
+        return InvalidInput(
+            "request", message, "send it in plain HTTP/1.1, with a method such as GET or POST"
+        )
     return InvalidInput("request", "not valid HTTP/1.1")

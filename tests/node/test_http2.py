@@ -191,6 +191,31 @@ def test_bad_paths_are_answered(served: Served, path: str) -> None:
     assert served.is_well()
 
 
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "TRACE", "PROPFIND"])
+def test_a_method_that_a_route_does_not_have(
+    served: Served, client: Http2Client, method: str
+) -> None:
+    client.request("/healthz", method=method)
+    event = client.wait(h2.events.ResponseReceived)
+    assert event is not None
+    given = dict(event.headers)
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", served.port)) as connection:
+        connection.request(method, "/healthz")
+        response = connection.getresponse()
+        assert (given[":status"], given["allow"]) == ("405", "GET")
+        assert (response.status, response.headers["allow"]) == (405, "GET")
+
+
+@pytest.mark.parametrize("method", ["FOO", "get", "GETT", "X-1"])
+def test_an_unknown_method(served: Served, client: Http2Client, method: str) -> None:
+    assert client.response(client.request("/healthz", method=method))[0] == 405
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", served.port)) as connection:
+        connection.request(method, "/healthz")
+        response = connection.getresponse()
+        assert response.status == 400
+        assert "method" in response.read().decode()
+
+
 def test_http1_is_served_on_the_same_port(served: Served) -> None:
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", served.port)) as connection:
         connection.request("GET", "/healthz", headers={"upgrade": "h2c", "connection": "upgrade"})
