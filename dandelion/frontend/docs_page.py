@@ -17,7 +17,7 @@ DOCS_PAGE = b"""<!doctype html>
   table { border-collapse: collapse } td { padding: .15rem 1rem .15rem 0; vertical-align: top }
 </style>
 <h1>Dandelion</h1>
-<p>Everything below comes from <a href="/openapi.json">openapi.json</a> of this node.</p>
+<p>Everything below comes from <a href="openapi.json">openapi.json</a> of this node.</p>
 <main id="routes"><noscript>Without scripts, read openapi.json itself.</noscript></main>
 <script>
 const node = (tag, text, cls) => {
@@ -31,7 +31,7 @@ const show = (title, value) => {
   box.append(node("h4", title), node("pre", JSON.stringify(value, null, 2)));
   return box;
 };
-fetch("/openapi.json").then(response => response.json()).then(spec => {
+fetch("openapi.json").then(response => response.json()).then(spec => {
   const routes = document.getElementById("routes");
   const resolve = value => JSON.parse(JSON.stringify(value, (key, part) =>
     part && part.$ref ? { $ref: part.$ref.split("/").pop() } : part));

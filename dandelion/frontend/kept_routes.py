@@ -34,6 +34,8 @@ from dandelion.frontend.service import KeptInvocations
 WAIT_LIMIT_S = 60.0
 PAGE = 100
 PAGE_LIMIT = 1000
+_PLACE = b"../invocations/"
+"""Relative to ``/v1/invoke/{name}``: a proxy may serve the node below a path."""
 _GLANCE_S = 0.001  # a stream is refused at its beginning if the tenant has too many
 
 
@@ -76,7 +78,7 @@ class KeptRoutes:
         del sets
         request.invocation = view.id
         headers: list[Header] = [
-            (b"location", b"/v1/invocations/" + view.id.encode()),
+            (b"location", _PLACE + view.id.encode()),
             _applied(preferences),
         ]
         if preferences.wait_s:

@@ -303,7 +303,7 @@ def invoke_operation() -> Json:
     ]
     operation = operation_of("Invoke a function or composition", response, parameters)
     operation["responses"]["202"] = {
-        "description": "accepted, with respond-async; Location has its address",
+        "description": "accepted, with respond-async; Location has its relative address",
         "content": json_content(reference("KeptDocument")),
     }
     return {**operation, "requestBody": {"required": True, "content": request}}

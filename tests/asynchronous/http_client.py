@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,11 @@ class Answer:
     @property
     def kind(self) -> str:
         return str(self.json["type"]).rpartition(":")[2]
+
+    @property
+    def place(self) -> str:
+        """Path of the invocation that was accepted."""
+        return urllib.parse.urljoin("/v1/invoke/name", self.headers["location"])
 
 
 class Served:
@@ -64,7 +70,7 @@ class Served:
     def submitted(self, name: str, body: bytes = SETS) -> str:
         answer = self.submit(name, body)
         assert answer.status == 202, answer.body
-        return str(answer.headers["location"])
+        return answer.place
 
 
 @contextlib.contextmanager

@@ -154,7 +154,7 @@ def test_a_tenant_has_a_bounded_number_of_streams(frontends: int) -> None:
         accepted = here.submit("echo", Prefer="respond-async, wait=20")
         assert accepted.status == 202, accepted.body
         assert accepted.headers["preference-applied"] == "respond-async"
-        assert here.ask("GET", accepted.headers["location"]).status == 200
+        assert here.ask("GET", accepted.place).status == 200
         opened.close()
         wait_until(lambda: not watching, TIMEOUT_S)
         here.gate.open()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -59,6 +60,11 @@ class Answer:
         """The class of the problem."""
         found: str = msgspec.json.decode(self.body)["type"]
         return found.rpartition(":")[2]
+
+    @property
+    def place(self) -> str:
+        """Path of the asynchronous invocation that was accepted."""
+        return urllib.parse.urljoin("/v1/invoke/name", self.headers["location"])
 
 
 class Guarded:

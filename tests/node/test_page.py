@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dandelion.frontend.docs_page import DOCS_PAGE
 from dandelion.frontend.page import FILES, STREAMS
 from dandelion.testing import wait_until
 from dandelion.tokens.file import write_tokens
@@ -48,9 +49,9 @@ def invoke(served: Guarded, name: str, caller: str = "acme") -> int:
 def test_files_are_public_and_their_policy_is_strict(served: Guarded) -> None:
     index = served.ask("GET", "/")
     assert index.status == 200
-    names = re.findall(rb'(?:href|src)="(/page/[^"]+)"', index.body)
+    names = re.findall(rb'(?:href|src)="(page/[^"]+)"', index.body)
     assert names
-    answers = [index, *(served.ask("GET", name.decode()) for name in names)]
+    answers = [index, *(served.ask("GET", f"/{name.decode()}") for name in names)]
     for answer in answers:
         policy = answer.headers["content-security-policy"]
         assert answer.status == 200
@@ -68,6 +69,13 @@ def test_no_file_has_inline_code_or_another_host() -> None:
         assert not re.search(r"https?://(?!www\.w3\.org/)", text), path
         if path.suffix == ".html":
             assert not re.search(r"<script(?![^>]*src=)|\son\w+=|style=", text), path
+
+
+def test_all_addresses_are_relative() -> None:
+    """A proxy may serve the node below a path."""
+    texts = [DOCS_PAGE.decode(), *(path.read_text() for path in FILES.iterdir())]
+    for text in texts:
+        assert not re.search(r"""["'`(=]/[a-z]""", text)
 
 
 def test_activity_is_that_of_the_tenant(served: Guarded) -> None:

@@ -20,6 +20,7 @@ from dandelion.set_values import item_set
 from dandelion.tokens.file import write_tokens
 
 from .guarded import record, token
+from .prefix_proxy import PrefixProxy
 from .served import SETTINGS, function
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="pip install selenium")
@@ -321,6 +322,22 @@ def test_it_asks_for_a_token(browser: Any, node: Node, tmp_path: Any) -> None:
     finally:
         node.settings = plain
         browser.get_log("browser")  # 401
+
+
+def test_it_works_below_a_path(browser: Any, node: Node) -> None:
+    with BackgroundServer(node) as server, PrefixProxy(server.url) as proxy:
+        page = Page(browser, proxy.url)
+        page.open("")
+        page.shows("ended")
+        page.shows(node.invoke_sets("echo", {"a": item_set("a", "x")}).id)  # from the stream
+        page.open("#/catalogue/Sizes")
+        page.wait(lambda: page.run("return document.querySelector('#view img, #view svg')"))
+        page.open("")
+        browser.find_element("link text", "HTTP interface").click()
+        page.shows("Invoke a function or composition")
+        browser.get("about:blank")  # no stream is left
+    errors = [e["message"] for e in browser.get_log("browser") if e["level"] == "SEVERE"]
+    assert [e for e in errors if "favicon.ico" not in e] == []
 
 
 def test_the_nodes_of_a_cluster_are_shown(page: Page, node: Node) -> None:

@@ -2,7 +2,8 @@
 
 The page is static files without a build step. It reads the same routes as other programs, with the
 token that its user enters, and shows everything as text. Its policy forbids inline scripts, inline
-styles and other hosts, so it also works offline.
+styles and other hosts, so it also works offline. All its addresses are relative, since a proxy may
+serve the node below a path.
 """
 
 from __future__ import annotations

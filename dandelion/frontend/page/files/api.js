@@ -1,4 +1,5 @@
-// Requests to the node, with the token that the user entered.
+// Requests to the node, with the token that the user entered. Paths are relative to the page, which
+// a proxy may serve below a path.
 
 const KEY = "dandelion-token";
 

@@ -7,7 +7,7 @@ import { drawing } from "./graph.js";
 const KINDS = ["compositions", "functions", "libraries"];
 
 export async function showCatalogue(view) {
-  const found = await Promise.all(KINDS.map(kind => json(`/v1/${kind}`)));
+  const found = await Promise.all(KINDS.map(kind => json(`v1/${kind}`)));
   const rows = KINDS.flatMap((kind, at) => found[at][kind].map(one => [
     kind === "libraries" ? one.name : link(["catalogue", one.name], one.name), one.kind, String(one.version),
     (one.inputs || []).join(", "), (one.outputs || []).join(", "), (one.formats || []).join(", ")]));
@@ -17,9 +17,9 @@ export async function showCatalogue(view) {
 }
 
 async function described(name) {
-  const { compositions } = await json("/v1/compositions");
+  const { compositions } = await json("v1/compositions");
   const kind = compositions.some(one => one.name === name) ? "compositions" : "functions";
-  return json(`/v1/${kind}/${encodeURIComponent(name)}`);
+  return json(`v1/${kind}/${encodeURIComponent(name)}`);
 }
 
 function typed(spec) {
@@ -66,7 +66,7 @@ function form(name, found) {
     answer.replaceChildren(element("p", { class: "dim" }, "running"));
     try {
       const sets = Object.fromEntries(found.inputs.map((spec, at) => [spec.name, value(spec, fields[at].value, kinds[at].value)]));
-      const result = await json(`/v1/invoke/${encodeURIComponent(name)}`, { method: "POST",
+      const result = await json(`v1/invoke/${encodeURIComponent(name)}`, { method: "POST",
         headers: { "Content-Type": "application/json", Accept: "application/json" },
         body: JSON.stringify({ sets }) });
       answer.replaceChildren(...shown(result));

@@ -64,7 +64,7 @@ export class Cluster {
   }
 
   async load(place) {
-    const found = await json("/v1/cluster");
+    const found = await json("v1/cluster");
     if (!found) {
       place.replaceChildren(element("p", { class: "dim" }, "This node is in no cluster."));
       return;

@@ -31,7 +31,7 @@ async function part(place, work) {
 }
 
 async function capacity() {
-  const found = await json("/v1/capacity");
+  const found = await json("v1/capacity");
   const [tenant] = found.tenants;
   const limit = (used, most, show = String) => most === null || most === undefined
     ? show(used) : `${show(used)} of ${show(most)}`;
@@ -55,7 +55,7 @@ async function capacity() {
 }
 
 async function engines() {
-  const found = await json("/v1/engines");
+  const found = await json("v1/engines");
   const rows = found.engines.map(one => [one.name || one.backend, one.description,
     element("span", { class: one.state === "ready" ? "good" : "dim" }, one.state), String(one.busy), String(one.calls),
     String(one.failures), one.reason]);

@@ -23,7 +23,7 @@ function adopted(node) {
 
 // states: by application, "ran" or "failed".
 export async function drawing(name, states = new Map()) {
-  const text = await (await request(`/v1/compositions/${encodeURIComponent(name)}/graph`)).text();
+  const text = await (await request(`v1/compositions/${encodeURIComponent(name)}/graph`)).text();
   const bare = text.replace(/<style>[^<]*<\/style>/, "");  // the policy of the page forbids it
   const parsed = new DOMParser().parseFromString(bare, "image/svg+xml");
   const made = adopted(parsed.documentElement);

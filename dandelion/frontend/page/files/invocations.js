@@ -58,7 +58,7 @@ export class Invocations {
     const query = new URLSearchParams({ limit: PAGE, failed: this.filter.failed });
     if (this.filter.name) query.set("name", this.filter.name);
     if (before) query.set("before", before);
-    const found = await json(`/v1/activity?${query}`);
+    const found = await json(`v1/activity?${query}`);
     this.list = before ? [...this.list, ...found.invocations] : found.invocations;
     this.more = found.more;
     this.running = found.running;
@@ -119,7 +119,7 @@ function place(view) {
 
 async function showLogs(view, id) {
   try {
-    const { lines } = await json(`/v1/logs?invocation=${encodeURIComponent(id)}`, { headers: { Accept: "application/json" } });
+    const { lines } = await json(`v1/logs?invocation=${encodeURIComponent(id)}`, { headers: { Accept: "application/json" } });
     if (!lines.length) return;
     const rows = lines.map(line => [`${line.application}[${line.instance}]`, line.level || line.stream, element("code", {}, line.text)]);
     view.append(element("h3", {}, "Logs"), table("lines that functions wrote", [["Instance", "tight"], ["Stream", "tight"], ["Text"]], rows, ""));
@@ -132,7 +132,7 @@ async function showLogs(view, id) {
 async function showCalls(view, id, one) {
   let trace;
   try {
-    trace = await json(`/v1/traces/${encodeURIComponent(id)}`);
+    trace = await json(`v1/traces/${encodeURIComponent(id)}`);
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     view.append(element("p", { class: "dim" }, error.status === 404
@@ -147,12 +147,12 @@ async function showCalls(view, id, one) {
     if (failed) states.set(failed[1], "failed");
   }
   const name = one ? one.name : trace.traceEvents.find(event => event.cat === "invocation").name;
-  const { compositions } = await json("/v1/compositions");
+  const { compositions } = await json("v1/compositions");
   if (compositions.some(known => known.name === name))
     view.append(element("h3", {}, "Graph"), await drawing(name, states));
 }
 
 async function found(id) {
-  const activity = await json("/v1/activity?limit=1000");
+  const activity = await json("v1/activity?limit=1000");
   return activity.invocations.find(summary => summary.id === id);
 }

@@ -71,7 +71,7 @@ async function follow() {
     stream = new AbortController();
     try {
       const after = latest ? latest.cursor : Number.MAX_SAFE_INTEGER;
-      await events(`/v1/activity/events?after=${after}`, stream.signal, activity => {
+      await events(`v1/activity/events?after=${after}`, stream.signal, activity => {
         latest = activity;
         pause = 1000;
         status.textContent = `${activity.running_count} running, ${activity.cursor} ended`;
