@@ -13,9 +13,10 @@ def open_regular(path: Path) -> BinaryIO:
     """Open a regular file to read.
 
     Raises:
-        OSError: it cannot be opened, or is not a regular file.
-        ValueError: the path has a NUL.
+        OSError: it cannot be opened, is not a regular file, or its path has a NUL.
     """
+    if "\0" in str(path):  # open() raises ValueError, as do readers of what the file contains
+        raise OSError(errno.EINVAL, "the path has a NUL", str(path))
     file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115  # the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()

@@ -256,6 +256,11 @@ def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
     assert file.look()
 
 
+def test_a_path_with_a_nul_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="cannot read the tokens: the path has a NUL"):
+        read_tokens(tmp_path / "a\0b")
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="token new"):
         TokenFile(tmp_path / "none.toml")

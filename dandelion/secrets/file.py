@@ -91,5 +91,3 @@ def _private_bytes(path: Path, where: str) -> bytes:
             return file.read(16 * VALUE_LIMIT_BYTES)
     except OSError as error:
         raise InvalidInput(where, f"cannot read {path}: {error.strerror}") from None
-    except ValueError:
-        raise InvalidInput(where, "the path of the file has a NUL") from None

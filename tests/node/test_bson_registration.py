@@ -226,7 +226,7 @@ def test_a_preload_file_is_registered_at_start(tmp_path: Path, frontends: int) -
 @pytest.mark.parametrize(
     ("changed", "where"),
     [({"engineType": "Cheri"}, "engine_type"), ({"binaryPath": "none"}, "none"),
-     ({"ctxSize": -1}, "ctxSize"), ({"binaryPath": "a\0b"}, "null byte"),
+     ({"ctxSize": -1}, "ctxSize"), ({"binaryPath": "a\0b"}, "the path has a NUL"),
      ({"binaryPath": "waits"}, "waits: it is not a regular file")],
 )  # fmt: skip
 def test_a_bad_preload_file_stops_the_server(

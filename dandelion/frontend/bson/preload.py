@@ -63,7 +63,7 @@ def read_preload(path: Path) -> tuple[list[FunctionRequest], list[str]]:
         functions = [_request(path.parent, one) for one in content.functions]
     except OSError as error:
         raise InvalidInput(where, f"{error.filename}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # not JSON, or a NUL in a path
+    except (ValueError, RecursionError) as error:  # not JSON
         raise InvalidInput(where, f"{path}: {error}") from None
     return functions, content.compositions
 
