@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import urllib.parse
+from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -262,7 +263,11 @@ class Request:
 
     @cached_property
     def query(self) -> dict[str, str]:
-        """The parameters of the query string. The last value of a repeated parameter counts."""
+        """The parameters of the query string.
+
+        Raises:
+            InvalidInput: there are too many, or one is repeated.
+        """
         if not self.raw_query:
             return {}
         text = self.raw_query.decode("latin-1")
@@ -270,13 +275,18 @@ class Request:
             pairs = urllib.parse.parse_qsl(text, keep_blank_values=True, max_num_fields=32)
         except ValueError as error:
             raise InvalidInput("query", str(error)) from None
-        return dict(pairs)
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            times = Counter(name for name, _ in pairs)
+            where = f"query.{clipped(times.most_common(1)[0][0])}"
+            raise InvalidInput(where, "it is given more than once", "give one value")
+        return found
 
     def expect_query(self, known: Iterable[str]) -> None:
         """Refuse parameters that the route does not have, so that a typing error is reported.
 
         Raises:
-            InvalidInput: with the nearest known name.
+            InvalidInput: with the nearest known name, or a parameter is repeated.
         """
         if not self.raw_query:
             return

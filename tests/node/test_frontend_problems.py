@@ -78,6 +78,26 @@ def test_methods_that_are_allowed_are_named(served: Served) -> None:
     assert headers["allow"] == "GET, DELETE"
 
 
+def test_a_repeated_parameter_is_named(served: Served) -> None:
+    """Of every route that has parameters."""
+    paths = json.loads(served.ask("GET", "/openapi.json")[2])["paths"]
+    tried = set()
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            for given in operation.get("parameters", ()):
+                if given["in"] != "query":
+                    continue
+                name = given["name"]
+                target = path.replace("{name}", "echo").replace("{id}", "0" * 32)
+                query = f"?{name}=1&{name}=1"
+                problem = served.problem(method.upper(), target + query, b"x", **RAW)
+                assert problem["status"] == 400, (path, problem)
+                assert problem["error"]["fields"]["where"] == f"query.{name}"
+                tried.add(name)
+    expected = {"version", "deadline_s", "priority", "set", "wait_s", "after", "limit", "format"}
+    assert expected <= tried
+
+
 def test_near_names(served: Served) -> None:
     assert served.problem("POST", "/v1/invoke/ecko")["hint"] == "did you mean 'echo'?"
     assert served.problem("GET", "/v1/regsiter")["hint"] == "did you mean '/v1/register'?"
