@@ -134,10 +134,19 @@ def test_other_paths_say_that_the_server_is_up(served: Served, path: str, method
 
 @pytest.mark.parametrize(
     ("path", "status"),
-    [("/healthz", 405), ("/v1/invoke/echo", 200), ("/v1/unknown", 404), ("/register/x", 404)],
+    [
+        ("/healthz", 405),
+        ("/v1/invoke/echo", 200),
+        ("/v1/unknown", 404),
+        ("/register", 404),
+        ("/register/x", 404),
+    ],
 )
 def test_routes_of_others_are_not_hidden(served: Served, path: str, status: int) -> None:
-    assert served.post(path, b"x")[0] == status
+    found, body = served.post(path, b"x")
+    assert found == status
+    if status >= 400:
+        assert json.loads(body)["status"] == status
 
 
 def test_the_openapi_document_has_the_routes(served: Served) -> None:
