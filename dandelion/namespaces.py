@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
@@ -20,6 +20,7 @@ from dandelion.catalog import (
     KINDS,
     Batch,
     Catalog,
+    CatalogView,
     CompositionRecord,
     LibraryRecord,
     Record,
@@ -64,8 +65,60 @@ def _is_qualified(kind: type[Record], name: str) -> bool:
     return (_SEPARATOR if kind is LibraryRecord else "/") in name
 
 
+@dataclass(frozen=True, slots=True)
+class _Prefixes:
+    """What begins the names of a tenant's records: those of functions and compositions, and those
+    of libraries. Both are empty for the default tenant."""
+
+    names: str
+    libraries: str
+
+    def of(self, kind: type[Record]) -> str:
+        return self.libraries if kind is LibraryRecord else self.names
+
+    def own(self, kind: type[Record], name: str) -> bool:
+        """Tell whether a record of the whole catalogue is the tenant's."""
+        if self.names:
+            return name.startswith(self.of(kind))
+        return not _is_qualified(kind, name)
+
+    def plain(self, record: Record) -> Record:
+        """Name a record, and what it uses, as the tenant does."""
+        if not self.names:
+            return record
+        cut = len(self.names)
+        if isinstance(record, CompositionRecord):
+            uses = tuple(name.removeprefix(self.names) for name in record.uses)
+            return msgspec.structs.replace(record, name=record.name[cut:], uses=uses)
+        return msgspec.structs.replace(record, name=record.name[cut:])
+
+
+class _OwnView(CatalogView):
+    """A tenant's records, under their plain names."""
+
+    def __init__(self, whole: CatalogView, prefixes: _Prefixes) -> None:
+        self._whole = whole
+        self._prefixes = prefixes
+
+    def find(self, kind: str, name: str, version: int | None = None) -> Record | None:
+        cls = KINDS[kind]
+        if _is_qualified(cls, name):
+            return None
+        found = self._whole.find(kind, self._prefixes.of(cls) + name, version)
+        return None if found is None else self._prefixes.plain(found)
+
+    def newest(self) -> list[Record]:
+        owns, plain = self._prefixes.own, self._prefixes.plain
+        return [plain(one) for one in self._whole.newest() if owns(type(one), one.name)]
+
+    def versions(self, kind: type[Record], name: str) -> list[int]:
+        if _is_qualified(kind, name):
+            return []
+        return self._whole.versions(kind, self._prefixes.of(kind) + name)
+
+
 class Namespace(Catalog):
-    """One tenant's view of a catalogue.
+    """One tenant's part of a catalogue.
 
     Args:
         catalog: of all tenants; it is not closed here.
@@ -75,8 +128,9 @@ class Namespace(Catalog):
     def __init__(self, catalog: Catalog, tenant: str) -> None:
         check_tenant(tenant)
         self._all = catalog
+        is_default = tenant == DEFAULT_TENANT
         self._prefix = qualified(tenant, "")
-        self._library_prefix = "" if tenant == DEFAULT_TENANT else tenant + _SEPARATOR
+        self._prefixes = _Prefixes(self._prefix, "" if is_default else tenant + _SEPARATOR)
         self._seen = self._generation = catalog.generation
         self._lock = threading.Lock()
 
@@ -94,10 +148,7 @@ class Namespace(Catalog):
 
     def _is_own(self, slot: Slot) -> bool:
         kind, name = slot
-        separator = _SEPARATOR if kind == "library" else "/"
-        if not self._prefix:
-            return separator not in name
-        return name.startswith(self._library_prefix if kind == "library" else self._prefix)
+        return self._prefixes.own(KINDS[kind], name)
 
     def _register(self, batch: Batch) -> list[Record]:
         for record in batch.records():
@@ -117,64 +168,24 @@ class Namespace(Catalog):
             libraries=[self._qualified(r) for r in batch.libraries],
         )
         try:
-            return [self._plain(record) for record in self._all.register(own)]
+            return [self._prefixes.plain(record) for record in self._all.register(own)]
         except Conflict as error:
             raise self._plain_conflict(error) from None
 
-    def _of(self, kind: type[Record]) -> str:
-        return self._library_prefix if kind is LibraryRecord else self._prefix
-
     def _plain_conflict(self, error: Conflict) -> Conflict:
         """Name records as the tenant does; there are none of others in it."""
-        name = error.name.removeprefix(self._library_prefix).removeprefix(self._prefix)
+        name = error.name.removeprefix(self._prefixes.libraries).removeprefix(self._prefix)
         message = error.message.replace(self._prefix, "") if self._prefix else error.message
         return replace(error, name=name, message=message)
 
     def _qualified(self, record: _Named) -> _Named:
-        return msgspec.structs.replace(record, name=self._of(type(record)) + record.name)
+        return msgspec.structs.replace(record, name=self._prefixes.of(type(record)) + record.name)
 
-    def _plain(self, record: Record) -> Record:
-        if not self._prefix:
-            return record
-        cut = len(self._prefix)
-        if isinstance(record, CompositionRecord):
-            uses = tuple(name.removeprefix(self._prefix) for name in record.uses)
-            return msgspec.structs.replace(record, name=record.name[cut:], uses=uses)
-        return msgspec.structs.replace(record, name=record.name[cut:])
-
-    def find_callable(
-        self, name: str, version: int | None = None
-    ) -> FunctionSpec | CompositionRecord | None:
-        if _is_qualified(FunctionSpec, name):
-            return None
-        found = self._all.find_callable(self._prefix + name, version)
-        if found is None or not self._prefix:
-            return found
-        plain = self._plain(found)
-        assert not isinstance(plain, LibraryRecord), "the kind of a record does not change"
-        return plain
-
-    def find_library(self, name: str, version: int | None = None) -> LibraryRecord | None:
-        if _is_qualified(LibraryRecord, name):
-            return None
-        found = self._all.find_library(self._library_prefix + name, version)
-        return None if found is None else msgspec.structs.replace(found, name=name)
-
-    def records(self) -> list[Record]:
-        return [self._plain(record) for record in self._all.records() if self._owns(record)]
-
-    def _owns(self, record: Record) -> bool:
-        if self._prefix:
-            return record.name.startswith(self._of(type(record)))
-        return not _is_qualified(type(record), record.name)
-
-    def versions(self, kind: type[Record], name: str) -> list[int]:
-        if _is_qualified(kind, name):
-            return []
-        return self._all.versions(kind, self._of(kind) + name)
+    def view(self) -> CatalogView:
+        return _OwnView(self._all.view(), self._prefixes)
 
     def next_version(self, kind: type[Record], name: str) -> int:
-        return self._all.next_version(kind, self._of(kind) + name)
+        return self._all.next_version(kind, self._prefixes.of(kind) + name)
 
     def has_blob(self, digest: Digest) -> bool:
         return self._all.has_blob(digest)
@@ -191,15 +202,15 @@ class Namespace(Catalog):
             kind = KINDS[one.kind]
             if _is_qualified(kind, one.name):
                 raise Unknown(one.kind, one.name, one.version)
-            qualified.append(Removal(one.kind, self._of(kind) + one.name, one.version))
+            qualified.append(Removal(one.kind, self._prefixes.of(kind) + one.name, one.version))
         try:
             removed = self._all.remove_together(qualified)
         except Unknown as error:
             kind = KINDS[error.kind]
-            name = error.name.removeprefix(self._of(kind))
+            name = error.name.removeprefix(self._prefixes.of(kind))
             own = [record.name for record in self.records() if type(record) is kind]
             close = nearest(name, own) if error.version is None else None
             raise Unknown(error.kind, name, error.version, close, error.hint) from None
         except Conflict as error:
             raise self._plain_conflict(error) from None
-        return [self._plain(record) for record in removed]
+        return [self._prefixes.plain(record) for record in removed]

@@ -173,8 +173,7 @@ class SqliteCatalog(MemoryCatalog):
                 self._release(digests)
 
     def _used(self) -> set[Digest]:
-        with self._lock:
-            return used_blobs(r for versions in self._records.values() for r in versions.values())
+        return used_blobs(self._view.all_records())
 
     def _keep_blobs(self, blobs: dict[Digest, Bytes]) -> None:
         pass  # already written
@@ -229,8 +228,9 @@ class SqliteCatalog(MemoryCatalog):
         try:
             found = self._db.execute("SELECT generation FROM state").fetchone()
             (self.generation,) = msgspec.convert(found, tuple[_Count])
-            for row in self._db.execute("SELECT kind, name, version, body FROM records"):
-                self._insert(_record(*msgspec.convert(row, tuple[str, str, _Count, bytes])))
+            rows = self._db.execute("SELECT kind, name, version, body FROM records")
+            shape = tuple[str, str, _Count, bytes]
+            self._show([_record(*msgspec.convert(row, shape)) for row in rows])
             for row in self._db.execute("SELECT kind, name, newest FROM versions"):
                 kind, name, newest = msgspec.convert(row, tuple[str, str, _Count])
                 counted[kind, name] = newest
@@ -241,8 +241,7 @@ class SqliteCatalog(MemoryCatalog):
         return counted
 
     def _warn_of_missing(self, counted: dict[Slot, int]) -> None:
-        records = [r for versions in self._records.values() for r in versions.values()]
-        found = list(missing(records, counted, self._files.__contains__))
+        found = list(missing(self._view.all_records(), counted, self._files.__contains__))
         if not found:
             return
         more = len(found) - NAMED_LIMIT

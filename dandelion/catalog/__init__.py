@@ -33,12 +33,14 @@ from dandelion.catalog.records import (
     slot_of,
     with_version,
 )
+from dandelion.catalog.view import CatalogView
 
 __all__ = [
     "KINDS",
     "Batch",
     "Catalog",
     "CatalogState",
+    "CatalogView",
     "CompositionRecord",
     "LibraryRecord",
     "MemoryCatalog",

@@ -16,6 +16,7 @@ from dandelion.catalog.records import (
     check_batch,
     kind_of,
 )
+from dandelion.catalog.view import CatalogView
 from dandelion.data import Bytes
 from dandelion.errors import BackendUnavailable
 from dandelion.function import Digest, FunctionSpec
@@ -53,22 +54,26 @@ class Catalog(abc.ABC):
         """Add a batch that passed `check_batch`; run `check_against` in the same atomic step."""
 
     @abc.abstractmethod
+    def view(self) -> CatalogView:
+        """Return all records as of now, at once; whoever looks up several uses one view."""
+
     def find_callable(
         self, name: str, version: int | None = None
     ) -> FunctionSpec | CompositionRecord | None:
         """Find a function or composition."""
+        return self.view().find_callable(name, version)
 
-    @abc.abstractmethod
     def find_library(self, name: str, version: int | None = None) -> LibraryRecord | None:
         """Find a library."""
+        return self.view().find_library(name, version)
 
-    @abc.abstractmethod
     def records(self) -> list[Record]:
         """All newest versions, by kind and name."""
+        return self.view().newest()
 
-    @abc.abstractmethod
     def versions(self, kind: type[Record], name: str) -> list[int]:
         """All registered versions of a name, ascending; empty if there is none."""
+        return self.view().versions(kind, name)
 
     @abc.abstractmethod
     def next_version(self, kind: type[Record], name: str) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dandelion.catalog.checks import check_against, check_unused, used_blobs
 from dandelion.catalog.contract import Catalog
 from dandelion.catalog.records import (
+    KINDS,
     Batch,
     CatalogState,
     CompositionRecord,
@@ -21,6 +22,7 @@ from dandelion.catalog.records import (
     slot_of,
     with_version,
 )
+from dandelion.catalog.view import CatalogView, WholeView
 from dandelion.data import Bytes
 from dandelion.errors import Unknown, nearest, versions_hint
 from dandelion.function import Digest, FunctionSpec
@@ -33,11 +35,12 @@ class MemoryCatalog(Catalog):
     """A catalogue in the memory of its process.
 
     A durable store may derive from it: reads stay in memory, and `_save` and `_erase` write each
-    change to the disk before it is visible. Blobs are kept as long as records refer to them.
+    change to the disk before it is visible. So readers never wait for a disk. Blobs are kept as
+    long as records refer to them.
     """
 
     def __init__(self) -> None:
-        self._records: dict[Slot, dict[int, Record]] = {}
+        self._view = WholeView({})  # each change replaces it
         self._next: dict[Slot, int] = {}
         self._references: Counter[Digest] = Counter()
         self._blobs: dict[Digest, Bytes] = {}
@@ -52,24 +55,24 @@ class MemoryCatalog(Catalog):
             if added:
                 self._save(added)
             self._keep_blobs({d: batch.blobs[d] for d in used_blobs(result) if d in batch.blobs})
-            for record in added:
-                self._insert(record)
             if added:
+                self._show(added)
                 self._changed(added)
             return result
 
     def _planned(self, record: Record) -> Record:
-        versions = self._records.get(slot_of(record))
-        newest = versions[max(versions)] if versions else None
+        newest = self._view.find(*slot_of(record))
         if newest is not None and same_but_version(record, newest):
             return newest
         return with_version(record, self.next_version(type(record), record.name))
 
-    def _insert(self, record: Record) -> None:
-        slot = slot_of(record)
-        self._records.setdefault(slot, {})[record.version] = record
-        self._next[slot] = max(record.version, self._next.get(slot, 0))
-        self._references.update(used_blobs([record]))
+    def _show(self, added: Sequence[Record], before: WholeView | None = None) -> None:
+        """Make new records visible, all at once: beside those that are, or of another view."""
+        for record in added:
+            slot = slot_of(record)
+            self._next[slot] = max(record.version, self._next.get(slot, 0))
+            self._references.update(used_blobs([record]))
+        self._view = (self._view if before is None else before).changed(added)
 
     def _release(self, digests: Iterable[Digest]) -> None:
         for digest in digests:
@@ -80,7 +83,7 @@ class MemoryCatalog(Catalog):
 
     def state(self) -> CatalogState:
         with self._lock:
-            found = [r for versions in self._records.values() for r in versions.values()]
+            found = self._view.all_records()
             newest = tuple((*slot, version) for slot, version in self._next.items())
         return CatalogState(
             tuple(r for r in found if isinstance(r, FunctionSpec)),
@@ -97,15 +100,13 @@ class MemoryCatalog(Catalog):
                     raise Unknown("blob", digest)
             self._keep_blobs({d: blobs[d] for d in used if not self.has_blob(d)})
             self._replace(state)
-            old = [r for versions in self._records.values() for r in versions.values()]
-            self._records.clear()
+            old = self._view.all_records()
             self._next = {(kind, name): version for kind, name, version in state.newest}
-            for record in state.records():
-                self._insert(record)
+            self._show(state.records(), WholeView({}))
             self._release(d for record in old for d in used_blobs([record]))
             self._changes.clear()
             self.generation += 1
-            return [r for r in old if self._find(*slot_of(r), r.version) != r]
+            return [r for r in old if self._view.find(*slot_of(r), r.version) != r]
 
     def _replace(self, state: CatalogState) -> None:
         """Store a state in the place of everything. An exception undoes it."""
@@ -122,33 +123,8 @@ class MemoryCatalog(Catalog):
     def _drop_blob(self, digest: Digest) -> None:
         self._blobs.pop(digest, None)
 
-    def find_callable(
-        self, name: str, version: int | None = None
-    ) -> FunctionSpec | CompositionRecord | None:
-        for kind in ("function", "composition"):
-            found = self._find(kind, name, version)
-            if isinstance(found, FunctionSpec | CompositionRecord):
-                return found
-        return None
-
-    def find_library(self, name: str, version: int | None = None) -> LibraryRecord | None:
-        found = self._find("library", name, version)
-        return found if isinstance(found, LibraryRecord) else None
-
-    def _find(self, kind: str, name: str, version: int | None) -> Record | None:
-        with self._lock:
-            versions = self._records.get((kind, name))
-            if not versions:
-                return None
-            return versions.get(max(versions) if version is None else version)
-
-    def records(self) -> list[Record]:
-        with self._lock:
-            return [v[max(v)] for _, v in sorted(self._records.items())]
-
-    def versions(self, kind: type[Record], name: str) -> list[int]:
-        with self._lock:
-            return sorted(self._records.get((kind_of(kind), name), ()))
+    def view(self) -> CatalogView:
+        return self._view
 
     def next_version(self, kind: type[Record], name: str) -> int:
         with self._lock:
@@ -169,32 +145,28 @@ class MemoryCatalog(Catalog):
     def remove_together(self, removals: Sequence[Removal]) -> list[Record]:
         with self._lock:
             found = {(*slot_of(r), r.version): r for one in removals for r in self._named(one)}
-            counts = Counter(map(slot_of, found.values()))
-            gone = [slot for slot, count in counts.items() if count == len(self._records[slot])]
-            if gone:
-                everything = [r for versions in self._records.values() for r in versions.values()]
-                stays = [r for r in everything if (*slot_of(r), r.version) not in found]
-                for kind, name in gone:
-                    check_unused(kind, name, stays)
             removed = list(found.values())
+            after = self._view.changed((), removed)
+            for kind, name in dict.fromkeys(map(slot_of, removed)):
+                if after.find(kind, name) is None:
+                    check_unused(kind, name, after.all_records())
             self._erase(removed)
+            self._view = after
             for record in removed:
-                versions = self._records[slot_of(record)]
-                del versions[record.version]
-                if not versions:
-                    del self._records[slot_of(record)]
                 self._release(used_blobs([record]))
             self._changed(removed)
             return removed
 
     def _named(self, removal: Removal) -> list[Record]:
-        versions = self._records.get((removal.kind, removal.name), {})
-        found = [r for v, r in sorted(versions.items()) if removal.version in (None, v)]
+        kind, name = removal.kind, removal.name
+        versions = self._view.versions(KINDS[kind], name)
+        wanted = versions if removal.version is None else [removal.version]
+        found = [r for r in (self._view.find(kind, name, v) for v in wanted) if r is not None]
         if not found:
-            known = [] if versions else [n for k, n in self._records if k == removal.kind]
-            hint = versions_hint(sorted(versions))
-            close = nearest(removal.name, known)
-            raise Unknown(removal.kind, removal.name, removal.version, close, hint)
+            known = [] if versions else [r.name for r in self._view.newest() if kind_of(r) == kind]
+            hint = versions_hint(versions)
+            close = nearest(name, known)
+            raise Unknown(kind, name, removal.version, close, hint)
         return found
 
     def _changed(self, records: list[Record]) -> None:

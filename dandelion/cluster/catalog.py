@@ -29,6 +29,7 @@ import msgspec
 from dandelion.catalog import (
     Batch,
     Catalog,
+    CatalogView,
     CompositionRecord,
     LibraryRecord,
     Record,
@@ -301,19 +302,8 @@ class ClusterCatalog(Catalog):
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def find_callable(
-        self, name: str, version: int | None = None
-    ) -> FunctionSpec | CompositionRecord | None:
-        return self.own.find_callable(name, version)
-
-    def find_library(self, name: str, version: int | None = None) -> LibraryRecord | None:
-        return self.own.find_library(name, version)
-
-    def records(self) -> list[Record]:
-        return self.own.records()
-
-    def versions(self, kind: type[Record], name: str) -> list[int]:
-        return self.own.versions(kind, name)
+    def view(self) -> CatalogView:
+        return self.own.view()
 
     def next_version(self, kind: type[Record], name: str) -> int:
         return self.own.next_version(kind, name)

@@ -9,10 +9,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
-from dandelion.catalog import Catalog, CompositionRecord, with_uses
+from dandelion.catalog import Catalog, CatalogView, CompositionRecord, with_uses
 from dandelion.dataflow.graph import Composition
 from dandelion.dataflow.language import parse
 from dandelion.dispatcher.plan import CompositionPlan, Target, compile_composition, direct_plan
@@ -91,7 +92,7 @@ class Library:
                 self._prepared.move_to_end(name)
                 return name
         record = check(text)
-        prepared = _Prepared(record, self._plan(record), generation)
+        prepared = _Prepared(record, self._plan(record, self.catalog.view()), generation)
         with self._lock:
             self._prepared[name] = prepared
             self._prepared.move_to_end(name)
@@ -116,9 +117,14 @@ class Library:
         """
         if name.startswith(_PREPARED):
             return self._find_prepared(name).record
+        return self._find(self.catalog.view(), name, version)
+
+    def _find(
+        self, view: CatalogView, name: str, version: int | None = None
+    ) -> FunctionSpec | CompositionRecord:
         if name in self.platform and version is None:
             return self.platform[name]
-        found = self.catalog.find_callable(name, version)
+        found = view.find_callable(name, version)
         if isinstance(found, FunctionSpec):
             return self._capped(found)
         if found is not None:
@@ -127,10 +133,10 @@ class Library:
             backend = self._offered[name]
             remedy = f"add '{backend}' to the node's setting 'backends'"
             raise BackendUnavailable(backend, f"it provides '{name}' and is not started", remedy)
-        names = [*self.platform, *(r.name for r in self.catalog.records())]
+        names = [*self.platform, *(r.name for r in view.newest())]
         close = nearest(name, names) if version is None else None
         kinds = (FunctionSpec, CompositionRecord)
-        hint = versions_hint([v for kind in kinds for v in self.catalog.versions(kind, name)])
+        hint = versions_hint([v for kind in kinds for v in view.versions(kind, name)])
         raise Unknown("function or composition", name, version, close, hint)
 
     def _capped(self, spec: FunctionSpec) -> FunctionSpec:
@@ -150,9 +156,13 @@ class Library:
             self._refresh()
         plan = self._plans.get((name, version))
         if plan is None:
-            generation = self.catalog.generation
-            found = self.find(name, version)
-            plan = direct_plan(found) if isinstance(found, FunctionSpec) else self._plan(found)
+            generation = self.catalog.generation  # first: that of the view is as new, or newer
+            view = self.catalog.view()
+            found = self._find(view, name, version)
+            if isinstance(found, FunctionSpec):
+                plan = direct_plan(found)
+            else:
+                plan = self._plan(found, view)
             with self._lock:
                 if generation == self._generation == self.catalog.generation:
                     self._plans[name, version] = plan
@@ -175,8 +185,8 @@ class Library:
         )
         return self.plan(name, version) if is_function else None
 
-    def _plan(self, record: CompositionRecord) -> CompositionPlan:
-        """Compile a composition; its functions are the newest ones.
+    def _plan(self, record: CompositionRecord, view: CatalogView) -> CompositionPlan:
+        """Compile a composition; its functions are the newest ones of a view.
 
         What it applies is compiled first, each once.
 
@@ -187,32 +197,17 @@ class Library:
         levels: dict[str, int] = {}
         targets: dict[str, Target] = {}
         wholes: dict[str, Whole | None] = {}
-        for one in with_uses(record, self.find):
+        find = partial(self._find, view)
+        for one in with_uses(record, find):
             if isinstance(one, FunctionSpec):
                 targets[one.name] = one
             else:
                 levels[one.name] = 1 + max((levels.get(name, 0) for name in one.uses), default=0)
                 if levels[one.name] > NESTING_LIMIT:
                     raise too_deep(one.name, levels[one.name])
-                made = self._compiled(self._composition(one), targets.__getitem__, wholes)
+                made = self._compiled(_composition(one, find), targets.__getitem__, wholes)
                 targets[one.name] = made
         return made
-
-    def _composition(self, record: CompositionRecord) -> Composition:
-        """Read the text of a record, which fits what is registered now.
-
-        Raises:
-            Conflict: it does not.
-        """
-        module = parse(record.text, record.name)
-        composition = next((c for c in module.compositions if c.name == record.name), None)
-        if composition is None:
-            raise InternalError(f"the text of composition '{record.name}' does not define it")
-        problem = misfit(module, self.find)
-        if problem is not None:
-            message = f"version {record.version} does not fit the newest versions of what it uses"
-            raise Conflict("composition", record.name, f"{message}: {problem}")
-        return composition
 
     def _compiled(
         self,
@@ -246,3 +241,22 @@ class Library:
         with self._lock:
             self._generation = self.catalog.generation  # first: a plan of before is not kept then
             self._plans.clear()
+
+
+def _composition(
+    record: CompositionRecord, find: Callable[[str], FunctionSpec | CompositionRecord]
+) -> Composition:
+    """Read the text of a record, which fits what is registered.
+
+    Raises:
+        Conflict: it does not.
+    """
+    module = parse(record.text, record.name)
+    composition = next((c for c in module.compositions if c.name == record.name), None)
+    if composition is None:
+        raise InternalError(f"the text of composition '{record.name}' does not define it")
+    problem = misfit(module, find)
+    if problem is not None:
+        message = f"version {record.version} does not fit the newest versions of what it uses"
+        raise Conflict("composition", record.name, f"{message}: {problem}")
+    return composition

@@ -6,8 +6,15 @@ from typing import Any
 import pytest
 
 from dandelion import python_function
-from dandelion.catalog import Batch, CompositionRecord, MemoryCatalog, Removal, kind_of
-from dandelion.data import Bytes
+from dandelion.catalog import (
+    Batch,
+    CatalogView,
+    CompositionRecord,
+    MemoryCatalog,
+    Removal,
+    kind_of,
+)
+from dandelion.data import Bytes, SetSpec
 from dandelion.dataflow.language import parse
 from dandelion.documents import CodeDocument, FunctionDocument
 from dandelion.driver import Hosting
@@ -19,6 +26,7 @@ from dandelion.errors import (
     Unknown,
 )
 from dandelion.function import Digest, Function, FunctionSpec
+from dandelion.namespaces import Namespace
 from dandelion.node import Node, Settings
 from dandelion.node.library import Library
 from dandelion.registration.compositions import NESTING_LIMIT
@@ -26,17 +34,15 @@ from dandelion.testing import ScriptedDriver
 
 
 class ChangingCatalog(MemoryCatalog):
-    """Calls a hook after it found something, once."""
+    """Calls a hook after it gave a view, once."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: Callable[[], None] = lambda: None
+        self.viewed: Callable[[], None] = lambda: None
 
-    def find_callable(
-        self, name: str, version: int | None = None
-    ) -> FunctionSpec | CompositionRecord | None:
-        result = super().find_callable(name, version)
-        hook, self.found = self.found, lambda: None
+    def view(self) -> CatalogView:
+        result = super().view()
+        hook, self.viewed = self.viewed, lambda: None
         hook()
         return result
 
@@ -50,11 +56,37 @@ def test_a_plan_of_a_version_that_was_replaced_meanwhile_is_not_kept() -> None:
         catalog.register(Batch([FunctionSpec("F", cache=True)]))
         library.plan("F")  # another caller notices the change first
 
-    catalog.found = replace
+    catalog.viewed = replace
     library.plan("F")
     target = library.plan("F").applications[0].target
     assert isinstance(target, FunctionSpec)
     assert target.version == 2
+
+
+@pytest.mark.parametrize("tenant", ["default", "other"])
+def test_a_plan_is_of_one_moment(tenant: str) -> None:
+    """What is registered while it is compiled is not in it: neither in part nor as a misfit."""
+    whole = ChangingCatalog()
+    catalog = Namespace(whole, tenant)
+
+    def register(given: str) -> None:
+        text = f"""
+            function F({given}) => (b); function G({given}) => (b);
+            composition C(x) => (y) {{
+                F({given} = all x) => (m = b); G({given} = all m) => (y = b);
+            }}"""
+        specs = [FunctionSpec(n, (SetSpec(given),), (SetSpec("b"),)) for n in "FG"]
+        catalog.register(Batch(specs, [CompositionRecord("C", text, ("x",), ("y",), ("F", "G"))]))
+
+    register("a")
+    library = Library(catalog, {}, Settings().caps)
+    for number, given in enumerate("bcd", start=1):
+        whole.viewed = lambda given=given: register(given)  # type: ignore[misc]
+        plan = library.plan("C")
+        targets = [application.target for application in plan.applications]
+        assert [one.version for one in targets if isinstance(one, FunctionSpec)] == [number] * 2
+    targets = [application.target for application in library.plan("C").applications]
+    assert [one.version for one in targets if isinstance(one, FunctionSpec)] == [4, 4]
 
 
 def test_each_composition_is_compiled_once_for_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:

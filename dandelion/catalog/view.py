@@ -1,0 +1,99 @@
+"""The records of a catalogue as of one moment."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Mapping
+
+from dandelion.catalog.records import (
+    CompositionRecord,
+    LibraryRecord,
+    Record,
+    Slot,
+    kind_of,
+    slot_of,
+)
+from dandelion.function import FunctionSpec
+
+
+class CatalogView(abc.ABC):
+    """Records that do not change, whatever is registered meanwhile.
+
+    Whoever looks up several records that belong together uses one view: a registration is either in
+    it whole or not at all. Safe from any thread.
+    """
+
+    @abc.abstractmethod
+    def find(self, kind: str, name: str, version: int | None = None) -> Record | None:
+        """Find a record, by default the newest one; None if there is none."""
+
+    @abc.abstractmethod
+    def newest(self) -> list[Record]:
+        """All newest versions, by kind and name."""
+
+    @abc.abstractmethod
+    def versions(self, kind: type[Record], name: str) -> list[int]:
+        """All versions of a name, ascending; empty if there is none."""
+
+    def find_callable(
+        self, name: str, version: int | None = None
+    ) -> FunctionSpec | CompositionRecord | None:
+        """Find a function or composition."""
+        for kind in ("function", "composition"):
+            found = self.find(kind, name, version)
+            if isinstance(found, FunctionSpec | CompositionRecord):
+                return found
+        return None
+
+    def find_library(self, name: str, version: int | None = None) -> LibraryRecord | None:
+        """Find a library."""
+        found = self.find("library", name, version)
+        return found if isinstance(found, LibraryRecord) else None
+
+
+class WholeView(CatalogView):
+    """All records of a store.
+
+    Args:
+        versions: the records by kind and name, and by version; never changed afterwards.
+    """
+
+    def __init__(self, versions: Mapping[Slot, Mapping[int, Record]]) -> None:
+        self._versions = versions
+
+    def find(self, kind: str, name: str, version: int | None = None) -> Record | None:
+        versions = self._versions.get((kind, name))
+        if versions is None:
+            return None
+        return versions.get(max(versions) if version is None else version)
+
+    def newest(self) -> list[Record]:
+        return [versions[max(versions)] for _, versions in sorted(self._versions.items())]
+
+    def versions(self, kind: type[Record], name: str) -> list[int]:
+        return sorted(self._versions.get((kind_of(kind), name), ()))
+
+    def all_records(self) -> list[Record]:
+        """All versions of everything."""
+        return [record for versions in self._versions.values() for record in versions.values()]
+
+    def changed(self, added: Iterable[Record], removed: Iterable[Record] = ()) -> WholeView:
+        """Return the view after a change.
+
+        Args:
+            added: records; one of the same name and version is replaced.
+            removed: records of this view.
+        """
+        added, removed = list(added), list(removed)
+        whole = dict(self._versions)
+        parts = {slot: dict(whole.get(slot, {})) for slot in map(slot_of, (*added, *removed))}
+        for record in removed:
+            del parts[slot_of(record)][record.version]
+        for record in added:
+            parts[slot_of(record)][record.version] = record
+        for slot, versions in parts.items():
+            if versions:
+                whole[slot] = versions
+            else:
+                del whole[slot]
+        return WholeView(whole)
