@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from dandelion.json_values import text_key as text_key
     from dandelion.node import Node as Node
     from dandelion.settings import Settings as Settings
+    from dandelion.settings import TenantSettings as TenantSettings
 
 if not (Path(__file__).parent / "backends").is_dir():
     __path__.append(str(Path(__file__).parent.parent))
@@ -75,7 +76,7 @@ _HOMES = {
     "dandelion.function": ("Batching", "Limits"),
     "dandelion.json_values": ("text_key",),
     "dandelion.node": ("Node",),
-    "dandelion.settings": ("Settings",),
+    "dandelion.settings": ("Settings", "TenantSettings"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _METHODS = ("attempts", "catch", "repeat")  # of what an application gives in a composition

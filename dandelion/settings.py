@@ -7,12 +7,15 @@ from typing import Annotated
 
 import msgspec
 
-from dandelion.errors import InvalidInput
+from dandelion.errors import InvalidInput, nearest
+from dandelion.errors.misfits import misfit, misfit_text
 from dandelion.function import Limits
+from dandelion.sizes import parse_size
 from dandelion.trace_context import Tracing
 
 MIB = 1024 * 1024
-_SPIN_US = 1000
+_SPIN_US, _LONG_SPIN_US = 1000, 3000
+_MANY_CORES = 8
 
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -173,7 +176,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             keeps a copy; of more it refuses one.
         cluster_copies_bytes: of their inputs and results.
         spin_us: how long the node's loop polls for answers of engine processes before it sleeps, at
-            most, in microseconds. -1 is 1000, and 0 on a single core; see ``docs/tuning.md``.
+            most, in microseconds. -1 is 3000 from 8 cores on, 1000 with fewer, and 0 with one; see
+            ``docs/tuning.md``.
         engine_spin_us: the same for engine processes, which poll for the next call, and for answers
             of their kernel hosts. -1 is the same, too.
     """
@@ -280,11 +284,63 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def spins_us(self) -> tuple[int, int]:
         """Return `spin_us` and `engine_spin_us`; -1 is replaced by this machine's default."""
-        usual = _SPIN_US if len(os.sched_getaffinity(0)) > 1 else 0
+        cores = len(os.sched_getaffinity(0))
+        usual = 0 if cores == 1 else _SPIN_US if cores < _MANY_CORES else _LONG_SPIN_US
         return (
             self.spin_us if self.spin_us >= 0 else usual,
             self.engine_spin_us if self.engine_spin_us >= 0 else usual,
         )
+
+
+def tenant_settings(where: str, table: object) -> TenantSettings:
+    """Read the quotas of a tenant from a table; its sizes may have a unit.
+
+    Raises:
+        InvalidInput: at `where`: there is no such quota, or a value is not valid.
+    """
+    values: dict[str, object] = dict(table) if isinstance(table, dict) else {}
+    for name, value in values.items():
+        if name not in TenantSettings.__struct_fields__:
+            known = TenantSettings.__struct_fields__
+            close = nearest(name, known)
+            hint = f"did you mean '{close}'?" if close else f"they are {', '.join(known)}"
+            raise InvalidInput(f"{where}.{name}", "no such setting of a tenant", hint)
+        if isinstance(value, str) and name.endswith("_bytes"):
+            values[name] = parse_size(f"{where}.{name}", value)
+    try:
+        return msgspec.convert(values if isinstance(table, dict) else table, TenantSettings)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(where, misfit_text(error)) from None
+
+
+def checked_settings(settings: Settings) -> Settings:
+    """Check settings that a program made; it may write them as a file has them, or give paths.
+
+    Raises:
+        InvalidInput: a value has the wrong type, or is out of range.
+    """
+    try:
+        values = msgspec.to_builtins(settings, enc_hook=_text_of)
+        for name, value in values.items():
+            if isinstance(value, str) and name.endswith("_bytes"):
+                values[name] = parse_size(f"settings.{name}", value)
+        if isinstance(values["tenants"], dict):
+            values["tenants"] = {
+                name: tenant_settings(f"settings.tenants.{name}", table)
+                for name, table in values["tenants"].items()
+            }
+        return msgspec.convert(values, Settings)
+    except msgspec.ValidationError as error:
+        path, message = misfit(error)
+        raise InvalidInput(f"settings.{path}", message) from None
+    except TypeError as error:  # a value of another class
+        raise InvalidInput("settings", str(error)) from None
+
+
+def _text_of(value: object) -> str:
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    raise TypeError(f"{value!r:.80} is not a value of a setting")
 
 
 def tracing_of(settings: Settings) -> Tracing:

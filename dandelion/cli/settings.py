@@ -18,7 +18,7 @@ import msgspec
 
 from dandelion.errors import InvalidInput, nearest
 from dandelion.errors.misfits import misfit_text
-from dandelion.settings import Settings, TenantSettings
+from dandelion.settings import Settings, tenant_settings
 from dandelion.sizes import exact_size_text, parse_size
 
 _NamedText: TypeAlias = tuple[str, str]
@@ -135,26 +135,12 @@ def _read_file(file: Path) -> dict[str, Any]:
         if name == "options":
             value = _options_of_file(where, value)
         if name == "tenants" and isinstance(value, dict):
-            value = {tenant: _tenant(f"{where}.{tenant}", given) for tenant, given in value.items()}
+            value = {
+                tenant: tenant_settings(f"{where}.{tenant}", given)
+                for tenant, given in value.items()
+            }
         values[name] = _convert(where, name, value)
     return values
-
-
-def _tenant(where: str, table: Any) -> TenantSettings:
-    """Read ``[tenants.NAME]``; its sizes may have a unit, too."""
-    values = dict(table) if isinstance(table, dict) else table
-    for name, value in values.items() if isinstance(values, dict) else ():
-        if name not in TenantSettings.__struct_fields__:
-            known = TenantSettings.__struct_fields__
-            close = nearest(name, known)
-            hint = f"did you mean '{close}'?" if close else f"they are {', '.join(known)}"
-            raise InvalidInput(f"{where}.{name}", "no such setting of a tenant", hint)
-        if isinstance(value, str) and name.endswith("_bytes"):
-            values[name] = parse_size(f"{where}.{name}", value)
-    try:
-        return msgspec.convert(values, TenantSettings)
-    except msgspec.ValidationError as error:
-        raise InvalidInput(where, misfit_text(error)) from None
 
 
 def _options_of_file(where: str, table: Any) -> dict[str, dict[str, str]]:

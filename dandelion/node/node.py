@@ -27,7 +27,7 @@ from dandelion.node.registering import Registering
 from dandelion.node.running import Running
 from dandelion.node.submitting import Submitting
 from dandelion.node.viewing import Viewing
-from dandelion.settings import Settings, TenantSettings
+from dandelion.settings import Settings, TenantSettings, checked_settings
 from dandelion.shared_regions import SharedRegion, SharedRegions
 
 
@@ -52,7 +52,7 @@ class Node(Running, Registering, Invoking, Submitting, Viewing):
         drivers: Sequence[Driver] = (),
         cluster: ClusterPart | None = None,
     ) -> None:
-        self.settings = settings = settings or Settings()
+        self.settings = settings = checked_settings(settings or Settings())
         self._regions = SharedRegions(settings)
         parts = Components(settings, drivers, cluster)
         Running.__init__(self, parts)

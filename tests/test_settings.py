@@ -1,0 +1,49 @@
+"""Settings that a program makes are checked as those of files and flags are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dandelion as dd
+from dandelion.errors import InvalidInput
+from dandelion.settings import checked_settings
+
+
+@pytest.mark.parametrize(
+    ("given", "where", "message"),
+    [
+        ({"tenants": {"a": {"weihgt": 3}}}, "settings.tenants.a.weihgt", "did you mean 'weight'"),
+        ({"tenants": {"a": dd.TenantSettings(weight=-1)}}, "settings.tenants.a", "weight"),
+        ({"tenants": {"a": 3}}, "settings.tenants.a", "found an integer"),
+        ({"tenants": ["a"]}, "settings.tenants", "found a list"),
+        ({"arena_bytes": "1 GiBi"}, "settings.arena_bytes", "'1 GiBi' is not a size"),
+        ({"arena_bytes": 1.5}, "settings.arena_bytes", "expected an integer"),
+        ({"engines": {"process": "2"}}, "settings.engines[...]", "expected an integer"),
+        ({"port": 99_999}, "settings.port", "at most 65535"),
+        ({"max_wall_s": float("nan")}, "settings.max_wall_s", "more than 0"),
+        ({"host": object()}, "settings", "is not a value of a setting"),
+    ],
+)
+def test_what_is_not_valid_is_named(given: dict[str, Any], where: str, message: str) -> None:
+    with pytest.raises(InvalidInput) as caught, dd.Node(dd.Settings(**given)):
+        pass
+    assert caught.value.where == where
+    assert message in str(caught.value)
+
+
+def test_they_may_be_written_as_in_a_file(tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "backends": ["null"],
+        "catalog": tmp_path,
+        "arena_bytes": "64MiB",
+        "tenants": {"a": {"weight": 3, "arena_bytes": "1MiB"}, "b": dd.TenantSettings(calls=2)},
+    }
+    found = checked_settings(dd.Settings(**given))
+    assert (found.backends, found.catalog) == (("null",), str(tmp_path))
+    assert found.arena_bytes == 64 * 2**20
+    a = dd.TenantSettings(weight=3, arena_bytes=2**20)
+    assert found.tenants == {"a": a, "b": dd.TenantSettings(calls=2)}
+    assert checked_settings(found) == found
