@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from dandelion.catalog import Catalog, CompositionRecord, LibraryRecord, Removal, kind_of
+from dandelion.catalog import CatalogView, CompositionRecord, LibraryRecord, Removal, kind_of
 from dandelion.dataflow.excerpt import in_texts, with_excerpts
 from dandelion.dataflow.graph import Composition, CompositionModule, Declaration
 from dandelion.dataflow.language import check_length, parse
@@ -27,21 +27,21 @@ Find: TypeAlias = Callable[[str], FunctionSpec | CompositionRecord | None]
 
 
 class CompositionChecks:
-    """Checks compositions against a catalogue and the platform.
+    """Checks compositions against the catalogue and the platform.
 
     Args:
-        catalog: the registered records.
+        registered: the records.
         platform: functions that the platform provides, by name.
         offered: backends that are installed and not started, by the functions that they provide.
     """
 
     def __init__(
         self,
-        catalog: Catalog,
+        registered: CatalogView,
         platform: Mapping[str, FunctionSpec],
         offered: Mapping[str, str],
     ) -> None:
-        self._catalog = catalog
+        self._registered = registered
         self._platform = platform
         self._offered = offered
 
@@ -67,7 +67,7 @@ class CompositionChecks:
             tuple(dict.fromkeys(c for m in modules for c in m.compositions)),
         )
         known = self._known(functions)
-        names = [*functions, *self._platform, *(r.name for r in self._catalog.records())]
+        names = [*functions, *self._platform, *(r.name for r in self._registered.newest())]
         problems = validate(module, known, names=names)
         if not problems:
             signatures = {
@@ -111,14 +111,14 @@ class CompositionChecks:
 
     def find(self, name: str) -> FunctionSpec | CompositionRecord | None:
         """Find what is registered, or of the platform."""
-        return self._platform.get(name) or self._catalog.find_callable(name)
+        return self._platform.get(name) or self._registered.find_callable(name)
 
     def _uses_with(self, module: CompositionModule) -> nx.DiGraph[str]:
         """Return which names apply which, once a module is registered."""
         import networkx as nx
 
         graph: nx.DiGraph[str] = nx.DiGraph()
-        for record in self._catalog.records():
+        for record in self._registered.newest():
             if isinstance(record, CompositionRecord):
                 graph.add_edges_from((record.name, used) for used in record.uses)
         for composition in module.compositions:
@@ -150,7 +150,7 @@ class CompositionChecks:
         new: dict[str, FunctionSpec | CompositionRecord] = {**functions}
         new.update({c.name: c for c in compositions})
         replaced = {c.name for c in compositions}
-        for record in self._catalog.records():
+        for record in self._registered.newest():
             if not isinstance(record, CompositionRecord) or record.name in replaced:
                 continue
             problem = self._misfit(record, new)
@@ -171,15 +171,15 @@ class CompositionChecks:
         touched = {one.name for one in removals}
         newest: dict[str, FunctionSpec | CompositionRecord] = {}
         stay: dict[str, CompositionRecord] = {}
-        for now in self._catalog.records():
+        for now in self._registered.newest():
             if isinstance(now, LibraryRecord):
                 continue
             kind, name = kind_of(now), now.name
             versions = [now.version]
             if name in touched:
-                versions = self._catalog.versions(type(now), name)
+                versions = self._registered.versions(type(now), name)
             left = [v for v in versions if gone.isdisjoint({(kind, name, v), (kind, name, None)})]
-            after = self._catalog.find_callable(name, left[-1]) if left else None
+            after = self._registered.find_callable(name, left[-1]) if left else None
             if after is not None and after.version != now.version:
                 newest[name] = after
             if isinstance(after, CompositionRecord):

@@ -127,4 +127,4 @@ class Registrar:
         self._composition_checks().check_removals(removals)
 
     def _composition_checks(self) -> CompositionChecks:
-        return CompositionChecks(self.catalog, self.platform, self.offered)
+        return CompositionChecks(self.catalog.view(), self.platform, self.offered)

@@ -105,6 +105,7 @@ class Flow:
         functions: written by executors: its loaded forms, by format.
         counts: counters of its calls.
         was_evicted: written by the node: it was evicted from memory, and not loaded since.
+        removed: it is no longer registered, or is replaced; it leaves memory with its last call.
     """
 
     tenant: Tenant
@@ -128,6 +129,7 @@ class Flow:
     functions: dict[str, Function] = field(default_factory=dict)
     counts: FlowCounts = field(default_factory=FlowCounts)
     was_evicted: bool = False
+    removed: bool = False
 
     @property
     def name(self) -> str:

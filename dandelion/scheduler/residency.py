@@ -75,7 +75,10 @@ class Residency:
         """Unpin a call's function."""
         if call.pinned:
             call.pinned = False
-            call.flow.pins -= 1
+            flow = call.flow
+            flow.pins -= 1
+            if flow.removed:
+                self._drop_removed(flow)
 
     def keep_on_device(self, engine: EngineState, flow: Flow) -> tuple[tuple[Flow, ...], bool]:
         """Decide whether a device keeps a flow's constants, when a call is sent there.
@@ -144,6 +147,7 @@ class Residency:
         flow.presence = Presence.PRESENT
         flow.pins -= 1
         self._stayed.append(flow)
+        self._drop_removed(flow)
 
     def fetch_failed(self, flow: Flow) -> list[CallState]:
         """They could not be loaded; return the calls that waited for them."""
@@ -153,8 +157,13 @@ class Residency:
         return _taken(flow.blocked)
 
     def forget(self, flow: Flow) -> None:
-        """Drop an unregistered function, unless a call needs it."""
-        if flow.presence is Presence.PRESENT and not flow.pins and flow.size_bytes:
+        """Drop a function that is no longer registered, once no call needs it."""
+        flow.removed = True
+        self._drop_removed(flow)
+
+    def _drop_removed(self, flow: Flow) -> None:
+        is_needed = flow.pins or flow.blocked or flow.presence is not Presence.PRESENT
+        if flow.removed and not is_needed and flow.size_bytes:
             self._evict(flow)
 
     def misfit(self, flow: Flow) -> QuotaExceeded | None:

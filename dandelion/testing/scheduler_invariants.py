@@ -225,6 +225,9 @@ def _check_memory(scheduler: Scheduler, wanted: list[CallState]) -> None:
         for tenant, size in place.by_tenant.items():
             over = size - tenant.quota.device_bytes
             assert over <= 0, f"{tenant.name} has too much of {engine.id}"
+    for flow in residency.node.flows:
+        needed = flow.pins or flow.blocked or flow.presence is Presence.FETCHING
+        assert needed or not flow.removed, f"{flow.name} was removed and stays in memory"
     for tenant, size in residency.node.by_tenant.items():
         assert size <= tenant.quota.arena_bytes, f"{tenant.name} has too much memory"
     sent = [c for e in scheduler.calls.engines.all.values() for c in e.sent.values()]

@@ -120,6 +120,7 @@ class Faults:
     start: float = 0.3
     leave: float = 0.05
     bug: float = 0.001
+    removal: float = 0.005
 
 
 @dataclass
@@ -311,7 +312,7 @@ class Simulation:
 
     def drain(self) -> None:
         """Run without arrivals and faults until nothing is running."""
-        self.faults = Faults(0, 0, 0, 0, 0, 0, 0)
+        self.faults = Faults(0, 0, 0, 0, 0, 0, 0, 0)
         for _ in range(DRAIN_STEPS):
             if not self.alive:
                 break
@@ -320,6 +321,8 @@ class Simulation:
         assert sum(self.outcomes.values()) == self.submitted
         for tenant in self.tenants:
             assert tenant.invocations == tenant.arena_bytes == 0
+        kept = self.scheduler.calls.residency.node.flows
+        assert not [flow.name for flow in kept if flow.removed], "removed and still in memory"
 
     def _one(self, arrivals: bool) -> None:
         if arrivals and self.random.random() < (0.4 if self.crowded else 0.2):
@@ -327,6 +330,11 @@ class Simulation:
             return
         if self.scheduler.has_turns and self.random.random() < 0.5:
             self.event(self.scheduler.turn, self.now_ns)
+            return
+        if self.random.random() < self.faults.removal and self.scheduler.calls.flows:
+            flow = self.random.choice(list(self.scheduler.calls.flows.values()))
+            removed = self.scheduler.calls.removed  # later calls are of a new flow
+            self.event(removed, flow.tenant, flow.spec.name, flow.spec.version)
             return
         tick = self.scheduler.next_tick_ns
         first = self._events[0][0] if self._events else None

@@ -211,6 +211,15 @@ def copied_constants_count_as_being_copied(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Residency, "loaded", nothing)
 
 
+def removed_functions_stay_until_room_is_needed(patch: pytest.MonkeyPatch) -> None:
+    def unpin(self: Residency, call: CallState) -> None:
+        if call.pinned:
+            call.pinned = False
+            call.flow.pins -= 1
+
+    patch.setattr(Residency, "unpin", unpin)
+
+
 def queue_starves(patch: pytest.MonkeyPatch) -> None:
     def key(self: Fifo, queue: CallQueue) -> float:
         return float("inf") if queue.flow.spec.name == "gpu" else queue.calls[0].id
@@ -328,6 +337,7 @@ BUGS: list[Plant] = [
     shared_constants_are_charged_for_each_function,
     shared_constants_leave_with_their_first_function,
     copied_constants_count_as_being_copied,
+    removed_functions_stay_until_room_is_needed,
     queue_starves,
 ]
 
