@@ -229,7 +229,8 @@ def test_both_routes_in_one_function(block: tuple[str, FunctionDocument]) -> Non
         for _ in range(3):
             found = node.invoke("block", ids=examples[0].numpy())["output"].numpy()
             wanted = module(*examples).detach().numpy()
-            assert np.abs(found - wanted).max() <= 1e-4 * np.abs(wanted).max()
+            most = 1e-3  # a GPU rounds factors to tf32
+            assert np.abs(found - wanted).max() <= most * np.abs(wanted).max()
 
 
 @inductor
