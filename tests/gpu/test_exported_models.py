@@ -2,6 +2,7 @@
 
 Times are printed as JSON, a line for each case (``pytest -s``). ``EXPORT_CASES`` in the environment
 is a part of a case's name: only cases with it are run, such as ``_peak`` or ``bert``.
+``EXPORT_RUNS`` is how often each is measured, in turns; it is exported once.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ ALL = [
     for one in (*MEASURED, *OTHERS)
     if not (route == "peak" and one[2] == "f32" and one in MEASURED)
 ]
+RUNS = int(os.environ.get("EXPORT_RUNS", "1"))
 CASES = [case for case in ALL if os.environ.get("EXPORT_CASES", "") in case.name]
 
 
@@ -168,8 +170,13 @@ def in_arena(node: Node, given: ItemSet) -> ItemSet:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("run", range(RUNS))
 def test_a_model(
-    node: Node, loop: asyncio.AbstractEventLoop, documents: Mapping[Case, Future[Path]], case: Case
+    node: Node,
+    loop: asyncio.AbstractEventLoop,
+    documents: Mapping[Case, Future[Path]],
+    case: Case,
+    run: int,
 ) -> None:
     module, examples = module_of(case)
     made = read(documents[case].result())
@@ -196,7 +203,7 @@ def test_a_model(
     errors = {n: relative_error(found[n], expected[n]) for n in made.outputs}
     torch_errors = {n: relative_error(own[n], expected[n]) for n in made.outputs}
     line = {
-        "model": case.model, "batch": case.batch, "precision": case.precision,
+        "run": run, "model": case.model, "batch": case.batch, "precision": case.precision,
         "route": case.route, "dandelion_ms": round(ours_ms, 3),
         "torch_graph_ms": round(torch_ms, 3), "ratio": round(ours_ms / torch_ms, 3),
         "arena_ms": round(arena_ms, 3), "arena_ratio": round(arena_ms / torch_ms, 3),
