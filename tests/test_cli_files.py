@@ -51,6 +51,12 @@ def remote(command: Command, url: str, monkeypatch: pytest.MonkeyPatch) -> Comma
         ("ls enigne", "did you mean 'engines'"),
         ("ls lib", "did you mean 'libraries'"),
         ("ls functions more", "unexpected argument 'more'"),
+        (
+            "serve app.py",
+            "unexpected argument 'app.py'; to serve what a file defines: dandelion dev",
+        ),
+        ("list", "there is no 'list'; did you mean 'ls'?"),
+        ("delete x", "there is no 'delete'; did you mean 'rm'?"),
         ("--json ls", "after the command"),
         ("bench lst", "did you mean 'list'"),
         ("serve --prto 80", "did you mean '--port'"),

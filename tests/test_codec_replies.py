@@ -157,8 +157,9 @@ def test_reader(header: bytes, codec: Codec) -> None:
 
 @pytest.mark.parametrize("header", [b"text/html", b"application/x-www-form-urlencoded", b"\xff;"])
 def test_no_reader(header: bytes) -> None:
-    with pytest.raises(UnsupportedMedia):
+    with pytest.raises(UnsupportedMedia) as caught:
         reader(header)
+    assert ("curl" in str(caught.value)) == (b"form" in header)
 
 
 @pytest.mark.parametrize(

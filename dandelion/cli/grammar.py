@@ -14,6 +14,16 @@ from typing import Any, NoReturn
 from dandelion.cli.output import WrongUsage
 from dandelion.errors import nearest
 
+_OTHER_WORDS = {
+    **dict.fromkeys(("list", "functions", "compositions", "show"), "ls"),
+    **dict.fromkeys(("remove", "delete", "unregister"), "rm"),
+    **dict.fromkeys(("call", "exec"), "invoke"),
+    **dict.fromkeys(("start", "server", "up"), "serve"),
+    **dict.fromkeys(("inspect", "info"), "describe"),
+    **dict.fromkeys(("status", "stats"), "top"),
+}
+"""Verbs of other programs, and what they are here."""
+
 
 class Parser(argparse.ArgumentParser):
     """Raises `WrongUsage` where argparse prints its usage and exits; takes whole options only."""
@@ -28,8 +38,12 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
+            word = str(value)
+            other = _OTHER_WORDS.get(word, word)
+            close = did_you_mean(other if other in action.choices else word, action.choices)
             known = ", ".join(map(str, action.choices))
-            message = f"'{value}' is not one of {known}{did_you_mean(str(value), action.choices)}"
+            unknown = f"there is no '{value}'" if close else f"'{value}' is not one of {known}"
+            message = f"{unknown}{close}"
             raise argparse.ArgumentError(action, message)
 
     def refuse_unknown(self, arguments: Sequence[str]) -> None:
@@ -38,7 +52,9 @@ class Parser(argparse.ArgumentParser):
             return
         first = arguments[0]
         if not first.startswith("-"):
-            self.error(f"unexpected argument '{first}'")
+            ways = f"dandelion dev {first}, or dandelion deploy {first} while this runs"
+            remedy = f"; to serve what a file defines: {ways}" if self.prog[-6:] == " serve" else ""
+            self.error(f"unexpected argument '{first}'{remedy}")
         close = did_you_mean(first.partition("=")[0], self._option_string_actions)
         self.error(f"no such option '{first}'{close}")
 

@@ -223,7 +223,10 @@ class UnsupportedMedia(RequestError):
     status = 415
 
     def __str__(self) -> str:
-        return f"a body of {self.given} is not supported; send {', '.join(self.supported)}"
+        text = f"a body of {self.given} is not supported; send {', '.join(self.supported)}"
+        if self.given == "application/x-www-form-urlencoded":
+            text += "; with 'curl -d', add -H 'content-type: application/json'"
+        return text
 
 
 # By a part of the message. The more specific ones are first.
