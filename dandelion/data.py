@@ -36,7 +36,7 @@ Bytes: TypeAlias = bytes | memoryview
 Value: TypeAlias = Any
 """A value that a caller may give for a set, see `dandelion.set_values.item_set`."""
 
-FORMS = ("", "text", "json", "text[]", "json[]")
+FORMS = ("", "text", "json", "[]", "text[]", "json[]")
 """Forms of sets, see `SetSpec`."""
 
 KEY_LIMIT = 2**32
@@ -53,8 +53,9 @@ class SetSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         min_bytes: of an input set: smallest amount for one instance, in bytes, where the platform
             chooses how ``anyEach`` and ``anyKeyed`` distribute the set.
         form: what items without a dtype contain: ``text``, ``json``, or unknown (empty). ``json``
-            is one JSON value, ``json[]`` one in each item, and so for ``text[]``. It decides how
-            Python values become items, and what `ItemSet.value` returns; it is not checked.
+            is one JSON value, ``json[]`` one in each item, and so for ``text[]``; ``[]`` is several
+            arrays or other items. It decides how Python values become items, and what
+            `ItemSet.value` returns; it is not checked.
         optional: of an input set: a call may leave it out, and it is then absent.
     """
 

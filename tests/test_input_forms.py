@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 import dandelion as dd
+from dandelion.frontend.server import BackgroundServer
 
 
 @dd.function
@@ -28,6 +32,31 @@ def add_length(x: int, of: list[int]) -> int:
 @dd.function
 def unbounded(x: float) -> float:
     return x * float("inf")
+
+
+@dd.function
+def doubled(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return x * 2
+
+
+@dd.function
+def rows(x: npt.NDArray[np.float32]) -> list[npt.NDArray[np.float32]]:
+    return list(x)
+
+
+@dd.function
+def raw(x: bytes) -> bytes:
+    return x[::-1]
+
+
+@dd.composition
+def all_doubled(xs: Any) -> Any:
+    return doubled(dd.each(xs))
+
+
+@dd.composition
+def all_raw(xs: Any) -> Any:
+    return raw(dd.each(xs))
 
 
 @dd.composition
@@ -54,7 +83,7 @@ def caught(xs: Any) -> Any:
 @pytest.fixture(scope="module")
 def node() -> Iterator[dd.Node]:
     with dd.Node(dd.Settings(backends=("process",))) as made:
-        for one in (squares, inverted, lengths, unbounded, caught):
+        for one in (squares, inverted, lengths, unbounded, caught, all_doubled, all_raw, rows):
             made.register(one)
         yield made
 
@@ -79,6 +108,25 @@ def test_a_list_is_an_item_for_each_where_it_is_shared_out(
     (made,) = result.values()
     assert made is not None
     assert made.value() == expected
+
+
+@pytest.mark.parametrize("over_http", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
+def test_several_values_are_a_list_also_if_there_is_one(
+    node: dd.Node, over_http: bool, count: int
+) -> None:
+    given = np.arange(2 * count, dtype=np.float32).reshape(count, 2)
+    with contextlib.ExitStack() as stack:
+        caller: dd.Node | dd.Client = node
+        if over_http:
+            served = stack.enter_context(BackgroundServer(node, drain_s=5))
+            caller = stack.enter_context(dd.Client(served.url, timeout_s=20))
+        found = caller.invoke("all_doubled", xs=list(given)).result.value()
+        assert [one.tolist() for one in found] == (2 * given).tolist()
+        found = caller.invoke("rows", x=given).result.value()
+        assert [one.tolist() for one in found] == given.tolist()
+        found = caller.invoke("all_raw", xs=[b"ab", b"cd"][:count]).result.value()
+        assert found == [b"ba", b"dc"][:count]
 
 
 def test_errors_sets_are_json(node: dd.Node) -> None:

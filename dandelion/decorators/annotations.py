@@ -223,9 +223,13 @@ def _shown(annotation: object) -> str:
     return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
 
+_MANY = ("list:", "iter:", "named:")
+"""What kinds of several values begin with."""
+
+
 def spec_of(spec: SetSpec, kind: str) -> SetSpec:
     """Complete the declaration of a set by the kind of its values."""
-    many = kind.startswith(("list:", "iter:", "named:"))
+    many = kind.startswith(_MANY)
     name, _, parameter = kind.rstrip("?=").rpartition(":")[2].partition("/")
     form = _FORMS.get(name, "")
     found = msgspec.structs.replace(
@@ -236,6 +240,14 @@ def spec_of(spec: SetSpec, kind: str) -> SetSpec:
     if name == "array" and parameter and spec.dtype is None:
         return msgspec.structs.replace(found, dtype=parameter)
     return found if spec.dtype is None else msgspec.structs.replace(found, form="")
+
+
+def output_spec_of(spec: SetSpec, kind: str) -> SetSpec:
+    """Complete the declaration of an output set; several values are a list, also of arrays."""
+    made = spec_of(spec, kind)
+    if kind.startswith(_MANY) and not made.form:
+        return msgspec.structs.replace(made, form="[]")
+    return made
 
 
 def call_values(kinds: Mapping[str, str], outputs: tuple[str, ...], label: str) -> CallValues:

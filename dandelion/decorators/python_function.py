@@ -27,7 +27,7 @@ from dandelion.data import ItemSet, SetSpec, Value
 from dandelion.dataflow.draft import is_drafting, user_place
 from dandelion.dataflow.dsl import RESULT, FunctionHandle, composition
 from dandelion.dataflow.graph import Declaration
-from dandelion.decorators.annotations import Kinds, call_values, spec_of
+from dandelion.decorators.annotations import Kinds, call_values, output_spec_of, spec_of
 from dandelion.documents import (
     CodeDocument,
     FunctionDocument,
@@ -139,7 +139,7 @@ class PythonFunction(FunctionHandle):
 
     def _completed_outputs(self) -> list[SetSpec]:
         kinds = self._result_kinds or ("",) * len(self._outputs)
-        return [spec_of(s, kind) for s, kind in zip(self._outputs, kinds, strict=True)]
+        return [output_spec_of(s, kind) for s, kind in zip(self._outputs, kinds, strict=True)]
 
     def _may_be_absent(self, name: str) -> bool:
         return self._kinds.get(name, "").endswith(("?", "="))

@@ -277,7 +277,7 @@ def _output_forms(
         else:
             declared = target.output_forms or [""] * len(target.outputs)
         for set_id, form in zip(application.produced, declared, strict=True):
-            if set_id is not None and form:
+            if set_id is not None and (form or not application.is_single):
                 forms[set_id] = form if application.is_single else _form_of_several(form)
         failures = application.failures
         if failures is not None and failures.errors is not None:
@@ -287,7 +287,7 @@ def _output_forms(
 
 def _form_of_several(form: str) -> str:
     """Return the form of a set with several values, each of which is of a form."""
-    return form if not form or form.endswith("[]") else f"{form}[]"
+    return form if form.endswith("[]") else f"{form}[]"
 
 
 def _readers(set_id: int, applications: Sequence[ApplicationPlan]) -> frozenset[str]:
@@ -404,7 +404,10 @@ def _input_spec(name: str, set_id: int, applications: Sequence[ApplicationPlan])
     ]
     found = {(spec.dtype, spec.shape) for spec, _, _ in users}
     dtype, shape = found.pop() if len(found) == 1 else (None, None)
-    forms = {_form_of_several(spec.form) if shared else spec.form for spec, _, shared in users}
+    forms = {
+        _form_of_several(spec.form) if spec.form and shared else spec.form
+        for spec, _, shared in users
+    }
     form = forms.pop() if len(forms) == 1 else ""
     optional = bool(users) and all(spec.optional and not needed for spec, needed, _ in users)
     return SetSpec(name, dtype, shape, form=form, optional=optional)

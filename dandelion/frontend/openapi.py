@@ -15,6 +15,7 @@ import msgspec
 from dandelion import __version__
 from dandelion.activity import Activity
 from dandelion.capacity import ClusterInfo, NodeCapacity
+from dandelion.data import FORMS
 from dandelion.documents import RegistrationDocument
 from dandelion.frontend.graphs import MEDIA_TYPES
 from dandelion.frontend.kept_documents import (
@@ -136,7 +137,7 @@ _RESULT: Json = {
         "forms": {
             "type": "object",
             "description": "of the sets that are declared as text or JSON",
-            "additionalProperties": {"enum": ["text", "json", "text[]", "json[]"]},
+            "additionalProperties": {"enum": [form for form in FORMS if form]},
         },
     },
 }
