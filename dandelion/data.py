@@ -66,6 +66,19 @@ class SetSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     form: str = ""
     optional: bool = False
 
+    @property
+    def type_text(self) -> str:
+        """What its items are, for users: ``float32[2, ?]``, ``text``, ``JSON, several``."""
+        if self.dtype is not None:
+            kind = arrays.text_of(self.dtype, self.shape)
+        else:
+            form = self.form.removesuffix("[]")
+            kind = _FORM_TEXTS.get(form, form)
+        return f"{kind}, several" if self.form.endswith("[]") else kind
+
+
+_FORM_TEXTS = {"": "bytes", "text": "text", "json": "JSON"}
+
 
 def text_data(where: str, text: str) -> bytes:
     """Return a text in UTF-8.

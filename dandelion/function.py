@@ -162,8 +162,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
         return (*self.static, *self.secrets)
 
     def _repr_html_(self) -> str:
-        sets = [(s.name, "input", _type_text(s), _given_text(self, s)) for s in self.inputs]
-        sets += [(s.name, "output", _type_text(s), "") for s in self.outputs]
+        sets = [(s.name, "input", s.type_text, _given_text(self, s)) for s in self.inputs]
+        sets += [(s.name, "output", s.type_text, "") for s in self.outputs]
         codes = [
             (c.format, ", ".join(f"{k}={v}" for k, v in c.options.items() if k != "values"),
              ", ".join(c.packages), ", ".join(c.wheels))
@@ -183,12 +183,6 @@ class FunctionSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
             if code.main:
                 wanted.add(code.main)
         return wanted
-
-
-def _type_text(spec: SetSpec) -> str:
-    if spec.dtype is None:
-        return spec.form
-    return spec.dtype if spec.shape is None else f"{spec.dtype}{list(spec.shape)}"
 
 
 def _given_text(spec: FunctionSpec, of: SetSpec) -> str:

@@ -72,17 +72,10 @@ def _differ(role: str, old: Sequence[SetSpec], new: Sequence[SetSpec]) -> Iterat
             yield f"{role} '{name}' is removed"
             continue
         now = after[name]
-        if _type(spec) != _type(now):
-            yield f"{role} '{name}' was {_type(spec)}, and becomes {_type(now)}"
+        if spec.type_text != now.type_text:
+            yield f"{role} '{name}' was {spec.type_text}, and becomes {now.type_text}"
         if role == "input" and spec.optional and not now.optional:
             yield f"input '{name}' was optional, and becomes required"
     if role == "input":
         added = [one for name, one in after.items() if name not in before and not one.optional]
         yield from (f"input '{one.name}' is added" for one in added)
-
-
-def _type(spec: SetSpec) -> str:
-    if spec.dtype is None:
-        form = spec.form.removesuffix("[]") or "untyped"
-        return f"{form}, in several items" if spec.form.endswith("[]") else form
-    return f"{spec.dtype}{list(spec.shape)}" if spec.shape is not None else spec.dtype

@@ -45,16 +45,15 @@ def _version(description: Description) -> str:
 
 def _sets(description: Description, out: Output) -> None:
     rows = [("input", *_spec(spec)) for spec in description.inputs]
-    rows += [("fixed", name, "", "") for name in description.static]
+    rows += [("fixed", name, "") for name in description.static]
     rows += [("output", *_spec(spec)) for spec in description.outputs]
-    out.table(("set", "name", "dtype", "shape"), rows)
+    out.table(("set", "name", "type"), rows)
     if rows:
         out.line("")
 
 
-def _spec(spec: SetSpec) -> tuple[str, str, str]:
-    shape = "x".join("?" if n < 0 else str(n) for n in spec.shape or ())
-    return spec.name, spec.dtype or "bytes", shape
+def _spec(spec: SetSpec) -> tuple[str, str]:
+    return spec.name, f"{spec.type_text}, optional" if spec.optional else spec.type_text
 
 
 def _limits(record: dict[str, Any]) -> str:
@@ -73,9 +72,10 @@ def _code(record: dict[str, Any], out: Output) -> None:
             code["format"],
             code.get("main", "")[:12],
             ", ".join(sorted(code.get("files", {}))),
-            ", ".join(f"{k}={v}" for k, v in sorted(code.get("options", {}).items())),
+            ", ".join(f"{k}={v}" for k, v in sorted(options.items()) if k != "values"),
             ", ".join([*code.get("packages", ()), *sorted(code.get("wheels", {}))]),
         )
         for code in record.get("code", ())
+        for options in (code.get("options", {}),)
     ]
     out.table(("format", "main", "files", "options", "packages"), rows)

@@ -30,17 +30,17 @@ def document(
     ("before", "after", "told"),
     [
         (SetSpec("x", form="text"), SetSpec("x", form="text"), ""),
-        (SetSpec("x", form="text"), SetSpec("x", form="json"), "was text, and becomes json"),
-        (SetSpec("x", form="json"), SetSpec("x"), "was json, and becomes untyped"),
+        (SetSpec("x", form="text"), SetSpec("x", form="json"), "was text, and becomes JSON"),
+        (SetSpec("x", form="json"), SetSpec("x"), "was JSON, and becomes bytes"),
         (
             SetSpec("x", form="json"),
             SetSpec("x", form="json[]"),
-            "was json, and becomes json, in several items",
+            "was JSON, and becomes JSON, several",
         ),
         (
             SetSpec("x", form="text"),
             SetSpec("x", "float32", (2, -1)),
-            "was text, and becomes float32[2, -1]",
+            "was text, and becomes float32[2, ?]",
         ),
     ],
 )
