@@ -47,8 +47,8 @@ class RequestParser:
     """Parses the input of one connection.
 
     The length of a head is limited, since the parser assembles long heads in quadratic time. Input
-    is parsed in pieces. All pieces that end within a head count, so up to one piece more than the
-    limit is held.
+    is parsed in pieces. The pieces that one head is in count, if they end within it, so up to one
+    piece more than the limit is held. Heads that are complete no longer count.
 
     Args:
         connection: gets the requests. The parser refers to it until `close`.
@@ -116,6 +116,7 @@ class RequestParser:
     def on_message_begin(self) -> None:
         """Called by the parser at the first byte of a head."""
         self.in_head = True
+        self._head_bytes = 0
         self._url = b""
         self._headers = []
 
@@ -131,6 +132,7 @@ class RequestParser:
         """Called by the parser at the end of a head, and of the part of it that is repeated."""
         self.in_head = False
         self.in_body = True
+        self._head_bytes = 0
         if self._framing is not None:
             self._framing = None
             return
