@@ -48,6 +48,12 @@ from dandelion.frontend.request_parser import PIECE_BYTES, RequestParser
 
 LINGER_BYTES = 1024 * 1024 * 1024
 """How much input of a lingering connection is discarded before it is reset."""
+KEPT_BYTES = 64 * 1024
+"""While more input than this waits to be parsed, nothing is read."""
+TURN_STEPS = 16
+"""Pieces of input that a connection parses, and requests that it starts, in one turn."""
+_STEPS = range(TURN_STEPS)
+_NOTHING = memoryview(b"")
 
 
 class Protocol(FlowControl):
@@ -57,6 +63,13 @@ class Protocol(FlowControl):
     of the loop if many have (`Turns`). If it is complete by then, its first step runs at once. Most
     requests complete in this step; the others continue in a task. The first step of a request never
     runs inside the step of another request.
+
+    A client may **pipeline**: send requests before the response to an earlier one. A request takes
+    more memory than its bytes, and libuv gives a connection that sends fast up to 8 MiB before it
+    looks at others. So nothing is parsed while a parsed request waits for the one before it. Other
+    input is kept as it is, up to `KEPT_BYTES`; then the connection is not read. It is read until
+    then, so that the end of the connection is noticed while a request runs. A connection takes
+    **turns** of `TURN_STEPS`, one in each iteration of the loop.
 
     The data of a request is freed when it is complete, not when the next request arrives. With
     thousands of connections that is much later.
@@ -86,11 +99,13 @@ class Protocol(FlowControl):
         "_base",
         "_beginning",
         "_begun",
+        "_body_full",
         "_heads",
         "_held",
         "_newcomer",
         "_parser",
         "_received_bytes",
+        "_rest",
         "_served",
         "_server_state",
         "_surplus",
@@ -129,12 +144,14 @@ class Protocol(FlowControl):
         self.cycle: Cycle | None = None
         self._active: Cycle | None = None  # the one that is answered: it, or one before it
         self._waiting: deque[Cycle] = deque()  # pipelined ones
-        self._beginning = False
-        self._begun: list[Cycle] = []
+        self._rest = _NOTHING  # input that is not parsed yet
+        self._beginning = False  # whether a turn runs or is scheduled
+        self._begun: Cycle | None = None  # its first step is next
         self._served = False
         self._received_bytes = 0
         self._answered = False
         self._held = False
+        self._body_full = False
         self._surplus = newcomer.surplus
         self.lingers = False
         # Used by the table:
@@ -184,6 +201,8 @@ class Protocol(FlowControl):
             return Wait.RESPONSE if self.transport.get_write_buffer_size() else None
         if self.write_paused:
             return Wait.RESPONSE
+        if self._rest:
+            return None
         if self._parser.in_body:
             return Wait.BODY
         if self.cycle is not None and not self.cycle.response_complete:
@@ -226,12 +245,13 @@ class Protocol(FlowControl):
 
     def close(self, *, linger: bool = False) -> None:
         """Close the connection when everything is written; with `linger`, discard further input."""
+        self._rest = _NOTHING
         if linger and not self.transport.is_closing():
             self.lingers = True
             self._received_bytes = 0
             if self.transport.can_write_eof():  # TLS cannot close one half
                 self.transport.write_eof()
-            self.resume_reading()
+            self._update_reading()
         else:
             self.transport.close()
         self.update_wait()
@@ -250,6 +270,7 @@ class Protocol(FlowControl):
     def _leave(self) -> None:
         """End all requests, since they will get no response."""
         self._waiting.clear()
+        self._rest = _NOTHING
         for cycle in (self._active, self.cycle):
             if cycle is not None:
                 cycle.leave()
@@ -263,14 +284,19 @@ class Protocol(FlowControl):
             if self._received_bytes > LINGER_BYTES:
                 self.abort()
             return
+        if self._beginning or self._waiting or self._rest:
+            self._keep(data)
+            return
         self._beginning = True
         if self.cycle is not None or self._parser.in_head or not self._begin_known(data):
-            self._parse_all(data)
-        if not self._begun or self._table.turns.begins_at_once(self.loop):
-            self._begin()
-        else:
-            self.update_wait()
-            self.loop.call_soon(self._begin)
+            self._parse_first(data)
+        self._take_turn(False)
+
+    def _keep(self, data: bytes) -> None:
+        """Parse the input in a later turn."""
+        self._rest = memoryview(b"".join((self._rest, data)) if self._rest else data)
+        self._update_reading()
+        self.update_wait()
 
     def _begin_known(self, data: bytes) -> bool:
         """Start a request whose head was parsed lately, and that is all of the input."""
@@ -288,23 +314,35 @@ class Protocol(FlowControl):
         self._begin_cycle(cycle)
         return True
 
-    def _parse_all(self, data: bytes) -> None:
+    def _parse_first(self, data: bytes) -> None:
+        """Parse input before which there is no other."""
         is_start = self.cycle is None and not self._parser.in_head
         if len(data) <= PIECE_BYTES:
             self._parse(data)
         else:
-            view = memoryview(data)
-            for start in range(0, len(view), PIECE_BYTES):
-                self._parse(view[start : start + PIECE_BYTES])
+            self._rest = memoryview(data)
+            for _ in range(TURN_STEPS):
+                if self._waiting or not self._rest:
+                    break
+                self._parse_rest()
         if (
             is_start
-            and len(self._begun) == 1
-            and not (self._parser.in_head or self._parser.in_body)
+            and self._begun is not None
+            and not (self._rest or self._parser.in_head or self._parser.in_body)
         ):
-            self._heads.add(data, self._begun[0])
+            self._heads.add(data, self._begun)
+
+    def _parse_rest(self) -> None:
+        """Parse a piece of the input that was kept."""
+        size = self._parser.piece_bytes
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        self._parse(piece)
+        if self.read_paused:
+            self._update_reading()
 
     def _parse(self, piece: Any) -> None:
         if self.lingers or self.transport.is_closing():
+            self._rest = _NOTHING
             return
         try:
             self._parser.parse(piece)
@@ -323,8 +361,24 @@ class Protocol(FlowControl):
         if before is None or before.response_complete:
             self._begin_cycle(cycle)
         else:
-            self.pause_reading()
             self._waiting.append(cycle)
+
+    def pause_reading(self) -> None:
+        """Read no more input, since the application has not taken what there is of the body."""
+        self._body_full = True
+        self._update_reading()
+
+    def resume_reading(self) -> None:
+        """Read input again, unless there is another reason not to."""
+        self._body_full = False
+        self._update_reading()
+
+    def _update_reading(self) -> None:
+        is_full = self._body_full or self._held or len(self._rest) > KEPT_BYTES
+        if is_full and not self.lingers:
+            super().pause_reading()
+        else:
+            super().resume_reading()
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -333,7 +387,7 @@ class Protocol(FlowControl):
         self._server_state.total_requests += 1
         self._answered = self._served = True
         if not (self.transport.is_closing() or self.lingers):
-            if not self._held:
+            if self.read_paused:
                 self.resume_reading()
             if self._waiting:
                 self._begin_cycle(self._waiting.popleft())
@@ -345,13 +399,17 @@ class Protocol(FlowControl):
         """Read the next request after `RETRY_AFTER_S`, since this one is refused."""
         if not self._held:
             self._held = True
-            self.pause_reading()
+            self._update_reading()
             self.loop.call_later(RETRY_AFTER_S, self._release)
 
     def _release(self) -> None:
         self._held = False
-        if not self.transport.is_closing():
-            self.resume_reading()
+        if self.transport.is_closing():
+            return
+        self._update_reading()
+        if not self._beginning:
+            self._beginning = True
+            self._take_turn(True)
 
     def _begin_cycle(self, cycle: Cycle) -> None:
         """Start a request when all input is parsed."""
@@ -359,19 +417,42 @@ class Protocol(FlowControl):
             cycle.keep_alive = False
             cycle.scope[CONNECTION_LIMIT_KEY] = self._table.limits.connections
         self._active = cycle
-        self._begun.append(cycle)
+        self._begun = cycle
         if not self._beginning:  # called from the task of the previous request
-            self._beginning = True
-            self.loop.call_soon(self._begin)
+            self._take_turn_soon()
 
-    def _begin(self) -> None:
+    def _take_turn_soon(self) -> None:
+        self._beginning = True
+        self.loop.call_soon(self._take_turn, True)
+
+    def _take_turn(self, is_due: bool) -> None:
+        """Parse input that was kept, and start requests; the rest follows in the next turn.
+
+        Args:
+            is_due: whether a request starts also if many have started in this iteration.
+        """
+        has_more = True
         try:
-            while self._begun:
-                begun, self._begun = self._begun, []
-                for cycle in begun:
-                    self._first_step(cycle)
+            for _ in _STEPS:
+                if self._rest and not (self._waiting or self._held):
+                    self._parse_rest()
+                    continue
+                cycle = self._begun
+                if cycle is None:
+                    has_more = False
+                    break
+                if not (is_due or self._table.turns.begins_at_once(self.loop)):
+                    break
+                is_due = False
+                self._begun = None
+                self._first_step(cycle)
         finally:
-            self._beginning = False
+            if has_more:
+                self._take_turn_soon()
+            else:
+                self._beginning = False
+            if self._rest:
+                self._update_reading()
             self.update_wait()
             self._free_request()
 

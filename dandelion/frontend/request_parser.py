@@ -27,7 +27,10 @@ from dandelion.frontend.problem import HeadTooLong, NoTunnel, RequestError
 
 HEAD_LIMIT_BYTES = 64 * 1024
 """Longest head of a request, see `RequestParser`."""
-PIECE_BYTES = 64 * 1024
+PIECE_BYTES = 4 * 1024
+"""Input that is parsed at a time; it has at most some hundreds of requests."""
+BODY_PIECE_BYTES = 64 * 1024
+"""The same of a body whose length is known, so no request begins in it."""
 _CODING = b"transfer-encoding"
 _FRAMING = (b"content-length", _CODING)
 _AUTHORITY = re.compile(rb"[^:/]+://(?:[^/?#]*@)?([^/?#]*)")
@@ -63,6 +66,7 @@ class RequestParser:
         "_framing",
         "_head_bytes",
         "_headers",
+        "_left_bytes",
         "_parser",
         "_url",
         "in_body",
@@ -77,6 +81,7 @@ class RequestParser:
         self._url = b""
         self._headers: list[Header] = []
         self._head_bytes = 0
+        self._left_bytes = 0  # of a body whose length is known
         self._framing: bytes | None = None
         self.in_head = False
         self.in_body = False
@@ -85,8 +90,15 @@ class RequestParser:
         """Parse no more; breaks the reference cycle."""
         self._parser = None  # type: ignore[assignment]  # nothing is parsed from here on
 
+    @property
+    def piece_bytes(self) -> int:
+        """How much may be parsed next."""
+        if self.in_body and self._left_bytes > PIECE_BYTES:
+            return min(self._left_bytes, BODY_PIECE_BYTES)
+        return PIECE_BYTES
+
     def parse(self, piece: Any) -> None:
-        """Parse a piece of `PIECE_BYTES` or less.
+        """Parse a piece of `piece_bytes` or less.
 
         Raises:
             RequestError, InvalidInput: the connection cannot go on; see `problem`.
@@ -156,6 +168,8 @@ class RequestParser:
         )
         if _CODING in head[FIELDS]:
             _check_coding(self._headers)
+        length = head[FIELDS].get(b"content-length")
+        self._left_bytes = 0 if length is None else int(length)
         self._headers = []  # for trailers
         self._connection.begin_request(
             head,
@@ -166,6 +180,7 @@ class RequestParser:
     def on_body(self, body: bytes) -> None:
         """Called by the parser with a part of a body."""
         self._head_bytes = 0
+        self._left_bytes -= len(body)
         assert self._connection.cycle is not None, "its head is complete"
         self._connection.cycle.feed(body)
 

@@ -4,6 +4,7 @@ libuv (used by uvloop) takes up to 1024 ready sockets at a time and goes on unti
 48 times at most. If each request were answered as it is read, more than 1024 busy clients would
 always be ready again: timers, new connections and everything else that waits for the next iteration
 would wait for 49,000 requests. So only some begin at once, and the others in the next iteration.
+Requests that one client sends together count one by one.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ async def output_of(pieces: list[bytes], heads: KnownHeads) -> bytes:
         if not transport.closed:
             protocol.data_received(piece)
         for _ in range(TURNS):  # a request whose body is incomplete waits for the next piece
-            if not (state.tasks or protocol._begun):
+            if not (state.tasks or protocol._beginning):
                 break
             await asyncio.sleep(0)
     protocol.connection_lost(None)
