@@ -48,6 +48,8 @@ from dandelion.frontend.request_parser import PIECE_BYTES, RequestParser
 
 LINGER_BYTES = 1024 * 1024 * 1024
 """How much input of a lingering connection is discarded before it is reset."""
+LATE_BYTES = 1024 * 1024
+"""How much of a chunked body is parsed after its response, so that the connection can go on."""
 KEPT_BYTES = 64 * 1024
 """While more input than this waits to be parsed, nothing is read."""
 TURN_STEPS = 16
@@ -102,6 +104,7 @@ class Protocol(FlowControl):
         "_body_full",
         "_heads",
         "_held",
+        "_late_bytes",
         "_newcomer",
         "_parser",
         "_received_bytes",
@@ -149,6 +152,7 @@ class Protocol(FlowControl):
         self._begun: Cycle | None = None  # its first step is next
         self._served = False
         self._received_bytes = 0
+        self._late_bytes = 0  # of a chunked body, after its response
         self._answered = False
         self._held = False
         self._body_full = False
@@ -348,10 +352,22 @@ class Protocol(FlowControl):
             self._parser.parse(piece)
         except DandelionError as error:
             self._fail(error)
+        if self._parser.in_open_body:
+            self._count_late(len(piece))
+
+    def _count_late(self, size_bytes: int) -> None:
+        """Close the connection if a chunked body continues for long after its response."""
+        cycle = self.cycle
+        if cycle is None or not cycle.response_complete:
+            return
+        self._late_bytes += size_bytes
+        if self._late_bytes > LATE_BYTES and not self.lingers:
+            self.close(linger=True)
 
     def begin_request(self, head: Message, *, keep_alive: bool, expects_continue: bool) -> None:
         """Called by the parser with a head: start the request, after those before it."""
         before = self.cycle
+        self._late_bytes = 0
         self.cycle = cycle = Cycle(
             self,
             {**head, **self._base},

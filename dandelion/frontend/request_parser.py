@@ -97,6 +97,11 @@ class RequestParser:
             return min(self._left_bytes, BODY_PIECE_BYTES)
         return PIECE_BYTES
 
+    @property
+    def in_open_body(self) -> bool:
+        """Whether the body of a request is not complete, and its end is not known."""
+        return self.in_body and self._left_bytes <= 0
+
     def parse(self, piece: Any) -> None:
         """Parse a piece of `piece_bytes` or less.
 

@@ -16,7 +16,7 @@ from dandelion.frontend.acceptor import Newcomer
 from dandelion.frontend.admission import ConnectionTable
 from dandelion.frontend.asgi import Receive, Response, Scope, Send
 from dandelion.frontend.heads import KnownHeads
-from dandelion.frontend.protocol import KEPT_BYTES, TURN_STEPS, Protocol
+from dandelion.frontend.protocol import KEPT_BYTES, LATE_BYTES, TURN_STEPS, Protocol
 from dandelion.frontend.turns import AT_ONCE
 from tests.node.test_heads import LIMITS, Written, request
 
@@ -176,6 +176,58 @@ def test_small_chunks_are_parsed_in_turns() -> None:
         return count
 
     assert asyncio.run(run()) == 1
+
+
+CHUNKS = b"1\r\nx\r\n" * 10_000
+CODED = request("/ab", "Transfer-Encoding: chunked")
+
+
+async def continued(served: Served, head: bytes, pieces: list[bytes]) -> int:
+    """Send pieces of a body after its response; return how many the node read."""
+    served.protocol.data_received(head)
+    while not served.responses:
+        await asyncio.sleep(0)
+    for count, piece in enumerate(pieces):
+        while served.transport.paused:
+            await asyncio.sleep(0)
+        if served.transport.closed:
+            return count
+        served.protocol.data_received(piece)
+    return len(pieces)
+
+
+def test_a_chunked_body_is_parsed_up_to_a_limit_after_its_response() -> None:
+    async def run() -> int:
+        served = Served(at_once)
+        count = await continued(served, CODED, [CHUNKS] * 100)
+        assert served.transport.closed
+        assert served.responses == 1
+        await served.end()
+        return count
+
+    assert LATE_BYTES < asyncio.run(run()) * len(CHUNKS) <= LATE_BYTES + 4 * KEPT_BYTES
+
+
+@pytest.mark.parametrize(
+    ("head", "pieces"),
+    [
+        (CODED, [CHUNKS] * (LATE_BYTES // len(CHUNKS)) + [b"0\r\n\r\n"]),
+        (request("/ab", f"Content-Length: {4 * LATE_BYTES}"), [b"x" * LATE_BYTES] * 4),
+    ],
+    ids=["chunked", "known"],
+)
+def test_a_connection_goes_on_after_the_rest_of_a_body(head: bytes, pieces: list[bytes]) -> None:
+    async def run() -> bytes:
+        served = Served(at_once)
+        assert await continued(served, head, [*pieces, ONE]) == len(pieces) + 1
+        async with asyncio.timeout(10):
+            while served.responses < 2:
+                await asyncio.sleep(0)
+        output = bytes(served.transport.output)
+        await served.end()
+        return output
+
+    assert asyncio.run(run()).endswith(b"/abc")
 
 
 def chunked(path: str, size: int) -> bytes:
