@@ -42,7 +42,12 @@ from dandelion.frontend import http2_limits as limits
 from dandelion.frontend.acceptor import Newcomer
 from dandelion.frontend.access import OPEN_PATHS
 from dandelion.frontend.asgi import Application, Header, Message, Receive, Scope, Send
-from dandelion.frontend.http2_connection import GracefulH2Connection, Http2Connection, goaway
+from dandelion.frontend.http2_connection import (
+    GracefulH2Connection,
+    Http2Connection,
+    LateDataReceived,
+    goaway,
+)
 from dandelion.frontend.http2_limits import FrameBudget, FrameScanner
 from dandelion.frontend.http2_stream import Http2Stream, scope_of
 from dandelion.frontend.problem import Crowded, Stalled
@@ -83,11 +88,13 @@ class Http2Protocol(Http2Connection):
         self._scanner = FrameScanner()
         self._frames = FrameBudget(limits.FRAMES_BURST, limits.FRAMES_RATE, now)
         self._resets = FrameBudget(limits.RESETS_BURST, limits.RESETS_RATE, now)
+        self._late_bytes = 0  # that may come for streams that the node ended
         self._look: asyncio.TimerHandle | None = None
         self._draining = False
         self._handlers: dict[type[h2.events.Event], Callable[[Any], None]] = {
             h2.events.RequestReceived: self._on_request,
             h2.events.DataReceived: self._on_data,
+            LateDataReceived: self._on_late_data,
             h2.events.StreamEnded: self._on_end,
             h2.events.StreamReset: self._on_reset,
             h2.events.WindowUpdated: self._on_window,
@@ -200,6 +207,7 @@ class Http2Protocol(Http2Connection):
     def _on_request(self, event: h2.events.RequestReceived) -> None:
         number = event.stream_id
         if self._draining or len(self._running) >= 2 * limits.STREAMS:
+            self._expect_late_data()
             with contextlib.suppress(*_GONE):  # the client may have reset it already
                 self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
             return
@@ -228,6 +236,17 @@ class Http2Protocol(Http2Connection):
             return
         stream.feed(bytes(event.data), size)
 
+    def _on_late_data(self, event: LateDataReceived) -> None:
+        if event.size_bytes <= self._late_bytes:
+            self._late_bytes -= event.size_bytes
+        elif not self._frames.take(self._loop.time()):
+            self._fail(ErrorCodes.ENHANCE_YOUR_CALM, "too many frames for closed streams")
+
+    def _expect_late_data(self) -> None:
+        """Let the client send what a stream's window allows, since it may not know of the end."""
+        more = self._late_bytes + limits.STREAM_WINDOW_BYTES
+        self._late_bytes = min(more, limits.CONNECTION_WINDOW_BYTES)
+
     def _on_end(self, event: h2.events.StreamEnded) -> None:
         stream = self._streams.get(event.stream_id)
         if stream is None:
@@ -244,6 +263,8 @@ class Http2Protocol(Http2Connection):
         if stream is not None:
             self._release(stream)
             stream.leave()
+        if not event.remote_reset and (stream is None or stream.more_body):
+            self._expect_late_data()
         is_late = event.remote_reset if stream is None else stream.is_complete
         if not is_late:
             self._count_reset()
@@ -368,6 +389,8 @@ class Http2Protocol(Http2Connection):
     def _drop(self, stream: Http2Stream, code: ErrorCodes) -> None:
         """Reset a stream."""
         self._streams.pop(stream.number, None)
+        if stream.more_body:
+            self._expect_late_data()
         self._release(stream)
         with contextlib.suppress(*_GONE):
             self._h2.reset_stream(stream.number, code)

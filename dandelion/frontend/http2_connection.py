@@ -43,10 +43,22 @@ _CAUSES = (type(None), KeyError, ValueError)
 """What h2's errors for malformed heads come from; those of the header compression have others."""
 
 
+class LateDataReceived(h2.events.Event):
+    """DATA for a stream that is closed; h2 has discarded it.
+
+    Args:
+        size_bytes: as flow control counts it.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+
+
 class GracefulH2Connection(h2.connection.H2Connection):
     """An h2 connection that stays open after a received GOAWAY, and after a malformed request.
 
-    It reports the former as an event, the latter as a reset that is not of the client.
+    It reports the former as an event, the latter as a reset that is not of the client. DATA for
+    streams that are closed is an event, too; h2 answers it with a reset.
     """
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> _Received:
@@ -65,7 +77,10 @@ class GracefulH2Connection(h2.connection.H2Connection):
 
     def _receive_data_frame(self, frame: DataFrame) -> _Received:
         try:
-            return super()._receive_data_frame(frame)
+            frames, events = super()._receive_data_frame(frame)
+            if any(isinstance(answer, RstStreamFrame) for answer in frames):
+                events.append(LateDataReceived(frame.flow_controlled_length))
+            return frames, events
         except InvalidBodyLengthError:
             dropped = h2.events.DataReceived(
                 stream_id=frame.stream_id,

@@ -5,6 +5,10 @@ are answered, PRIORITY, empty DATA, WINDOW_UPDATE, and streams that it opens and
 (CVE-2023-44487) or makes the server reset (CVE-2025-8671). Each such frame takes from a
 `FrameBudget`, which is refilled with time. Requests and sent data refill it too, since they come
 with such frames. A client that exhausts it has its connection closed with ENHANCE_YOUR_CALM.
+
+DATA takes from the budget if it is small or **late**: for a stream that is closed, which no window
+limits, since h2 discards it and lets the client send more. When the node ends a stream whose body
+is incomplete, the client may have sent what the windows allow, so that much is free.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ LINGER_BYTES = 1024 * 1024
 """How much input of a closing connection is discarded before it is reset."""
 SMALL_DATA_BYTES = 256
 """A smaller DATA frame counts as one that carries nothing."""
+PADDING_BYTES = 256
+"""Longest padding of a DATA frame, with its length. Each padded frame counts as if it had this."""
 
 FRAMES_BURST = 1000
 FRAMES_RATE = 200
@@ -75,7 +81,7 @@ class FrameScanner:
         too_large: whether the head of a frame announced more than `FRAME_BYTES`. h2 notices that
             only when it has the whole frame, of up to 16 MiB.
 
-    Source: RFC 9113, 4.1 (frame format), 6 (types), 3.4 (preface).
+    Source: RFC 9113, 4.1 (frame format), 6 (types), 6.1 (padding), 3.4 (preface).
     """
 
     __slots__ = ("_head", "_skip", "too_large")
@@ -83,6 +89,7 @@ class FrameScanner:
     PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     HEAD_BYTES = 9
     _DATA, _SETTINGS = 0, 4
+    _PADDED = 8
     _SETTING_BYTES = 6
 
     def __init__(self) -> None:
@@ -106,11 +113,14 @@ class FrameScanner:
             if len(self._head) < self.HEAD_BYTES:
                 break
             size = int.from_bytes(self._head[:3], "big")
-            kind = self._head[3]
+            kind, flags = self._head[3:5]
             self._head, self._skip = b"", size
             self.too_large |= size > FRAME_BYTES
             if kind == self._SETTINGS:
                 cost += 1 + size // self._SETTING_BYTES
-            elif kind != self._DATA or size < SMALL_DATA_BYTES:
+            elif kind != self._DATA or size < self._data_bytes(flags):
                 cost += 1
         return cost
+
+    def _data_bytes(self, flags: int) -> int:
+        return SMALL_DATA_BYTES + (PADDING_BYTES if flags & self._PADDED else 0)

@@ -79,6 +79,63 @@ def test_floods_of_frames_end_the_connection(served: Served, name: str) -> None:
     assert served.is_well()
 
 
+def late_frames(stream: int, count: int) -> list[Frame]:
+    return [DataFrame(stream, b"x" * limits.SMALL_DATA_BYTES) for _ in range(count)]
+
+
+WINDOW_FRAMES = limits.STREAM_WINDOW_BYTES // limits.SMALL_DATA_BYTES
+
+
+def test_data_for_an_answered_stream_ends_the_connection(served: Served) -> None:
+    with served.connect() as client:
+        stream = client.request("/v1/invoke/nothing", None)
+        assert client.wait(h2.events.StreamReset) is not None
+        for _ in range(10):
+            client.send_frames(late_frames(stream, limits.FRAMES_BURST))
+        assert client.ending() == (CALM, b"too many frames for closed streams")
+    assert served.is_well()
+
+
+def test_data_for_a_stream_that_the_client_reset_ends_the_connection(served: Served) -> None:
+    with served.connect() as client:
+        stream = client.request("/v1/invoke/echo", None)
+        client.send_frames([RstStreamFrame(stream, ErrorCodes.CANCEL)])
+        for _ in range(10):
+            client.send_frames(late_frames(stream, limits.FRAMES_BURST))
+        assert client.ending() == (CALM, b"too many frames for closed streams")
+    assert served.is_well()
+
+
+def test_bodies_that_were_under_way_when_their_streams_ended_are_no_flood(served: Served) -> None:
+    with served.connect() as client:
+        for _ in range(3 * limits.FRAMES_BURST // WINDOW_FRAMES):
+            streams = [client.request("/v1/invoke/nothing", None) for _ in range(2)]
+            for _ in streams:
+                assert client.wait(h2.events.StreamReset) is not None
+            for stream in streams:
+                client.send_frames(late_frames(stream, WINDOW_FRAMES))
+        client.h2.ping(b"12345678")
+        client.flush()
+        assert client.wait(h2.events.PingAckReceived) is not None
+
+
+@pytest.mark.parametrize(
+    ("data_bytes", "padding_bytes", "cost"),
+    [(0, 0, 1), (255, 0, 1), (256, 0, 0), (0, 255, 1), (255, 255, 1), (256, 255, 0)],
+)
+@pytest.mark.parametrize("piece_bytes", [1, 7, 10_000])
+def test_padding_is_no_data(
+    data_bytes: int, padding_bytes: int, cost: int, piece_bytes: int
+) -> None:
+    frame = DataFrame(1, b"x" * data_bytes, pad_length=padding_bytes)
+    if padding_bytes:
+        frame.flags.add("PADDED")
+    data = FrameScanner.PREFACE + frame.serialize() * 10
+    scanner = FrameScanner()
+    pieces = [data[at : at + piece_bytes] for at in range(0, len(data), piece_bytes)]
+    assert sum(scanner.cost(piece) for piece in pieces) == 10 * cost
+
+
 def test_ordinary_use_is_no_flood(served: Served) -> None:
     with served.connect() as client:
         for _ in range(limits.FRAMES_BURST // 2):
