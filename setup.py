@@ -78,7 +78,7 @@ COMPILED = (
     "dandelion/node/runtime.py",
     "dandelion/node/spaces.py",
     "dandelion/scheduler/*.py",
-    "dandelion/scheduler/policies/*.py",
+    "dandelion/policies/*.py",
 )
 INTERPRETED = (
     "dandelion/dispatcher/frames.py",

@@ -10,11 +10,11 @@ from dandelion.dispatcher import Run, Walk
 from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import Capacity, Demand
 from dandelion.function import CodeObject, FunctionSpec
+from dandelion.policies.ordered import Fifo
 from dandelion.scheduler import CallState, EngineState, Flow, InvocationState, Tenant
 from dandelion.scheduler.engine import EnginePhase
 from dandelion.scheduler.lines import Lines
 from dandelion.scheduler.placement import Engines, Needs, best_free
-from dandelion.scheduler.policies.ordered import Fifo
 from dandelion.scheduler.records import Lane, Presence
 
 NUMBERS = itertools.count()

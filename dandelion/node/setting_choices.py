@@ -13,7 +13,7 @@ from dandelion.namespaces import check_tenant
 from dandelion.node.callback_sender import CallbackRules
 from dandelion.node.loaded_backends import check_names
 from dandelion.node.packages import package_source
-from dandelion.scheduler import policy_of
+from dandelion.policies import policy_of
 from dandelion.scheduler.policy import Policy
 from dandelion.settings import Settings
 

@@ -28,7 +28,7 @@ file             content
 ===============  ==============================================================================
 `records`        tenant, flow, call, invocation; `engine`, an engine; `quota`, limits; `counts`
 `actions`        requests to executors, and their answers
-`policy`         the contract of policies, which are in `policies`
+`policy`         the contract of policies, which are in `dandelion.policies`
 `placement`      which engines suit a call
 `lines`          queues
 `cores`          which cores compute and I/O engines use
@@ -44,7 +44,6 @@ file             content
 """
 
 from dandelion.scheduler.engine import EngineState
-from dandelion.scheduler.policies import policy_of
 from dandelion.scheduler.policy import Policy
 from dandelion.scheduler.quota import Quota
 from dandelion.scheduler.records import CallState, Flow, InvocationState, Tenant
@@ -59,5 +58,4 @@ __all__ = [
     "Quota",
     "Scheduler",
     "Tenant",
-    "policy_of",
 ]

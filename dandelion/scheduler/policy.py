@@ -3,7 +3,7 @@
 A policy orders **flows** (the calls of one function of one tenant) by a key, the smallest first.
 Calls of one flow are in the order of their places, by default of arrival. A policy may also say how
 well an engine suits a flow (`cost`). Each policy is one small pure class in
-`dandelion.scheduler.policies`; third parties add one by an entry point of the group
+`dandelion.policies`; third parties add one by an entry point of the group
 ``dandelion.policies``.
 
 Priorities are the same under all policies. Among the waiting calls of one tenant, those of higher

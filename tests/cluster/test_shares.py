@@ -17,13 +17,13 @@ from dandelion.cluster.placement import Placement
 from dandelion.cluster.shares import ToldShares, UsedElsewhere
 from dandelion.dispatcher import Walk
 from dandelion.driver import Capacity
+from dandelion.policies import policy_of
 from dandelion.scheduler import (
     CallState,
     EngineState,
     InvocationState,
     Scheduler,
     Tenant,
-    policy_of,
 )
 from dandelion.scheduler.actions import End, Send
 from dandelion.testing.scheduler_invariants import check_invariants

@@ -27,7 +27,8 @@ from dandelion.frontend.server import BackgroundServer
 from dandelion.function import CodeObject, FunctionSpec, Limits
 from dandelion.node import Node, Settings
 from dandelion.node.capacity import SAMPLE_NS, SAMPLES, BusyMeter, tenant_capacities
-from dandelion.scheduler import EngineState, InvocationState, Scheduler, Tenant, policy_of
+from dandelion.policies import policy_of
+from dandelion.scheduler import EngineState, InvocationState, Scheduler, Tenant
 from dandelion.scheduler.actions import Plan
 from dandelion.settings import TenantSettings
 from dandelion.testing import Gate, ScriptedDriver, wait_until

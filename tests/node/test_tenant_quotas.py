@@ -22,7 +22,8 @@ from dandelion.errors import (
 )
 from dandelion.frontend.problem_response import problem_response
 from dandelion.function import CodeObject, FunctionSpec
-from dandelion.scheduler import EngineState, InvocationState, Quota, Scheduler, Tenant, policy_of
+from dandelion.policies import policy_of
+from dandelion.scheduler import EngineState, InvocationState, Quota, Scheduler, Tenant
 from dandelion.scheduler.actions import Send
 from dandelion.scheduler.records import Presence
 from dandelion.settings import TenantSettings

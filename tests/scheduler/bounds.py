@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import count, pairwise, repeat
 
-from dandelion.scheduler.policies.exclusive import TERM_NS
-from dandelion.scheduler.policies.fair import STICKY_NS
+from dandelion.policies.exclusive import TERM_NS
+from dandelion.policies.fair import STICKY_NS
 from tests.scheduler.virtual_node import MS, Caller, VirtualNode
 
 S = 1000 * MS

@@ -21,13 +21,13 @@ from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import Capacity
 from dandelion.errors import BackendUnavailable, EngineDied
 from dandelion.function import CodeObject, FunctionSpec
+from dandelion.policies import policy_of
 from dandelion.scheduler import (
     CallState,
     EngineState,
     InvocationState,
     Scheduler,
     Tenant,
-    policy_of,
 )
 from dandelion.scheduler.actions import End, Send, Start
 from dandelion.scheduler.concurrency import WorkerPool

@@ -44,6 +44,7 @@ from dandelion.function import (
     StaticItem,
     digest_of,
 )
+from dandelion.policies import POLICIES
 from dandelion.scheduler import EngineState, InvocationState, Quota, Scheduler, Tenant
 from dandelion.scheduler.actions import (
     Action,
@@ -60,7 +61,6 @@ from dandelion.scheduler.actions import (
 from dandelion.scheduler.concurrency import is_extra
 from dandelion.scheduler.cores import CoreSide
 from dandelion.scheduler.engine import EnginePhase
-from dandelion.scheduler.policies import POLICIES
 from dandelion.scheduler.records import CallState, Flow, Presence
 from dandelion.testing.scheduler_invariants import check_invariants
 from tests.scheduler.devices import SimulatedDevices

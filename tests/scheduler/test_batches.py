@@ -11,6 +11,7 @@ from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import Capacity, Demand, InstanceSets
 from dandelion.errors import EngineDied, Raised
 from dandelion.function import Batching, CodeObject, FunctionSpec
+from dandelion.policies import policy_of
 from dandelion.scheduler import (
     CallState,
     EngineState,
@@ -18,7 +19,6 @@ from dandelion.scheduler import (
     Quota,
     Scheduler,
     Tenant,
-    policy_of,
 )
 from dandelion.scheduler.actions import End, Send, Start
 from dandelion.testing.scheduler_invariants import check_invariants

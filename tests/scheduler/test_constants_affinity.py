@@ -11,11 +11,11 @@ import pytest
 
 from dandelion.driver import Capacity
 from dandelion.function import FunctionSpec
+from dandelion.policies import POLICIES
+from dandelion.policies.fair import COPIED_BYTES_PER_NS, STICKY_NS, Fair
 from dandelion.scheduler import EngineState, Quota, Tenant, engine
 from dandelion.scheduler.engine import LARGE_CONSTANTS_BYTES, EnginePhase
 from dandelion.scheduler.placement import best_free
-from dandelion.scheduler.policies import POLICIES
-from dandelion.scheduler.policies.fair import COPIED_BYTES_PER_NS, STICKY_NS, Fair
 from dandelion.scheduler.records import Flow
 from dandelion.scheduler.residency import Residency
 from dandelion.testing.scheduler_invariants import check_invariants

@@ -11,6 +11,7 @@ from dandelion.dispatcher import Walk
 from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import Capacity
 from dandelion.function import CodeObject, FunctionSpec, StaticItem, digest_of
+from dandelion.policies import policy_of
 from dandelion.scheduler import (
     CallState,
     EngineState,
@@ -18,7 +19,6 @@ from dandelion.scheduler import (
     Quota,
     Scheduler,
     Tenant,
-    policy_of,
 )
 from dandelion.scheduler.actions import Action, Fetch, Send
 from dandelion.scheduler.function_memory import FunctionMemory

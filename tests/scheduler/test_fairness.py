@@ -4,7 +4,7 @@ from itertools import repeat
 
 import pytest
 
-from dandelion.scheduler.policies.fair import STICKY_NS
+from dandelion.policies.fair import STICKY_NS
 from tests.scheduler import bounds
 from tests.scheduler.virtual_node import MS, Caller, VirtualNode
 

@@ -24,6 +24,7 @@ from dandelion.errors import (
 )
 from dandelion.failures import CaughtFailure
 from dandelion.function import CodeObject, FunctionSpec, Limits
+from dandelion.policies import policy_of
 from dandelion.scheduler import (
     CallState,
     EngineState,
@@ -31,7 +32,6 @@ from dandelion.scheduler import (
     Quota,
     Scheduler,
     Tenant,
-    policy_of,
 )
 from dandelion.scheduler.actions import Send
 from dandelion.testing.scheduler_invariants import check_invariants

@@ -14,6 +14,8 @@ from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import Capacity, Demand
 from dandelion.errors import ContextFull, DandelionError, EngineDied, Overloaded, QuotaExceeded
 from dandelion.function import CodeObject, FunctionSpec, Limits
+from dandelion.policies import policy_of
+from dandelion.policies.fair import STICKY_NS
 from dandelion.scheduler import (
     CallState,
     EngineState,
@@ -21,10 +23,8 @@ from dandelion.scheduler import (
     Quota,
     Scheduler,
     Tenant,
-    policy_of,
 )
 from dandelion.scheduler.actions import Plan, Send
-from dandelion.scheduler.policies.fair import STICKY_NS
 from dandelion.testing.scheduler_invariants import check_invariants
 
 

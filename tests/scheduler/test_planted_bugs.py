@@ -8,6 +8,7 @@ import pytest
 
 from dandelion.dispatcher import Instruction, Pause, Walk
 from dandelion.driver import InstanceSets
+from dandelion.policies.ordered import Fifo
 from dandelion.scheduler import batches, function_memory, lines, sending
 from dandelion.scheduler.batches import Batches
 from dandelion.scheduler.calls import Calls
@@ -15,7 +16,6 @@ from dandelion.scheduler.concurrency import Concurrency, WorkerPool
 from dandelion.scheduler.engine import EnginePhase, EngineState
 from dandelion.scheduler.function_memory import FunctionMemory
 from dandelion.scheduler.lines import Lines
-from dandelion.scheduler.policies.ordered import Fifo
 from dandelion.scheduler.records import CallQueue, CallState, Flow, InvocationState, Tenant
 from dandelion.scheduler.residency import Residency
 from dandelion.scheduler.scheduler import Scheduler

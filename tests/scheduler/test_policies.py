@@ -6,7 +6,7 @@ import pytest
 
 from dandelion.errors import InvalidInput
 from dandelion.node import Node, Settings
-from dandelion.scheduler import policy_of
+from dandelion.policies import policy_of
 
 MODULE = """
 from dandelion.scheduler.policy import Policy

@@ -5,14 +5,14 @@ from functools import partial
 
 import pytest
 
+from dandelion.policies import POLICIES
+from dandelion.policies.affinity import Affinity
+from dandelion.policies.exclusive import Exclusive
+from dandelion.policies.fair import Fair
+from dandelion.policies.ordered import Balance, Deadline, Fifo, Lifo
+from dandelion.policies.static import Static
 from dandelion.scheduler.engine import EngineState
 from dandelion.scheduler.lines import Lines
-from dandelion.scheduler.policies import POLICIES
-from dandelion.scheduler.policies.affinity import Affinity
-from dandelion.scheduler.policies.exclusive import Exclusive
-from dandelion.scheduler.policies.fair import Fair
-from dandelion.scheduler.policies.ordered import Balance, Deadline, Fifo, Lifo
-from dandelion.scheduler.policies.static import Static
 from dandelion.scheduler.policy import Policy
 from dandelion.scheduler.records import CallQueue, CallState, Lane
 from tests.scheduler import bounds

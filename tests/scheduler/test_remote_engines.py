@@ -11,13 +11,13 @@ from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import Capacity
 from dandelion.errors import EngineDied, NodeLost, QuotaExceeded
 from dandelion.function import CodeObject, FunctionSpec
+from dandelion.policies import policy_of
 from dandelion.scheduler import (
     CallState,
     EngineState,
     InvocationState,
     Scheduler,
     Tenant,
-    policy_of,
 )
 from dandelion.scheduler.actions import End, Send
 from dandelion.testing.scheduler_invariants import check_invariants

@@ -20,7 +20,8 @@ from dandelion.errors import (
     Raised,
 )
 from dandelion.function import CodeObject, FunctionSpec
-from dandelion.scheduler import EngineState, InvocationState, Scheduler, Tenant, policy_of
+from dandelion.policies import policy_of
+from dandelion.scheduler import EngineState, InvocationState, Scheduler, Tenant
 from dandelion.scheduler.actions import End, Send, Start
 from dandelion.scheduler.engine import EnginePhase
 from dandelion.scheduler.retries import UNAVAILABLE_RESTART_S

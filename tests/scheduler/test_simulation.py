@@ -2,7 +2,7 @@
 
 import pytest
 
-from dandelion.scheduler.policies import POLICIES
+from dandelion.policies import POLICIES
 from tests.scheduler.simulation import Simulation
 
 

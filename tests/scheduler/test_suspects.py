@@ -11,7 +11,8 @@ from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import Capacity
 from dandelion.errors import EngineDied
 from dandelion.function import CodeObject, FunctionSpec
-from dandelion.scheduler import EngineState, InvocationState, Scheduler, Tenant, policy_of
+from dandelion.policies import policy_of
+from dandelion.scheduler import EngineState, InvocationState, Scheduler, Tenant
 from dandelion.scheduler.actions import Send
 
 INPUTS = (ItemSet("x", (Item("a", 0, b"data"),)),)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
-from dandelion.scheduler import CallState, EngineState, Scheduler, policy_of
+from dandelion.policies import policy_of
+from dandelion.policies.affinity import AWAY_CALLS
+from dandelion.policies.fair import COPIED_BYTES_PER_NS, FIRST_CALL_NS, STICKY_NS
+from dandelion.scheduler import CallState, EngineState, Scheduler
 from dandelion.scheduler.lines import Lines, busy_owner
-from dandelion.scheduler.policies.affinity import AWAY_CALLS
-from dandelion.scheduler.policies.fair import COPIED_BYTES_PER_NS, FIRST_CALL_NS, STICKY_NS
 from dandelion.scheduler.policy import Policy
 from dandelion.scheduler.records import CallQueue, Flow
 

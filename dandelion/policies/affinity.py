@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from mypy_extensions import mypyc_attr
 
+from dandelion.policies.fair import FIRST_CALL_NS, Fair
 from dandelion.scheduler.engine import EngineState
-from dandelion.scheduler.policies.fair import FIRST_CALL_NS, Fair
 from dandelion.scheduler.records import Flow, Lane
 
 AWAY_CALLS = 10

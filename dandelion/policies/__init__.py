@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dandelion.entry_points import entry_points
 from dandelion.errors import InvalidInput, nearest
-from dandelion.scheduler.policies.affinity import Affinity
-from dandelion.scheduler.policies.exclusive import Exclusive
-from dandelion.scheduler.policies.fair import Fair
-from dandelion.scheduler.policies.ordered import Balance, Deadline, Fifo, Lifo
-from dandelion.scheduler.policies.static import Static
+from dandelion.policies.affinity import Affinity
+from dandelion.policies.exclusive import Exclusive
+from dandelion.policies.fair import Fair
+from dandelion.policies.ordered import Balance, Deadline, Fifo, Lifo
+from dandelion.policies.static import Static
 from dandelion.scheduler.policy import Policy
 
 GROUP = "dandelion.policies"
