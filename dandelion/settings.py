@@ -337,6 +337,18 @@ def checked_settings(settings: Settings) -> Settings:
         raise InvalidInput("settings", str(error)) from None
 
 
+def checked_tenant_settings(where: str, settings: TenantSettings) -> TenantSettings:
+    """Check quotas that a program made; sizes may have a unit.
+
+    Raises:
+        InvalidInput: at `where`: a value has the wrong type, or is out of range.
+    """
+    try:
+        return tenant_settings(where, msgspec.to_builtins(settings, enc_hook=_text_of))
+    except TypeError as error:
+        raise InvalidInput(where, str(error)) from None
+
+
 def _text_of(value: object) -> str:
     if isinstance(value, os.PathLike):
         return os.fsdecode(value)

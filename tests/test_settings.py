@@ -47,3 +47,13 @@ def test_they_may_be_written_as_in_a_file(tmp_path: Path) -> None:
     a = dd.TenantSettings(weight=3, arena_bytes=2**20)
     assert found.tenants == {"a": a, "b": dd.TenantSettings(calls=2)}
     assert checked_settings(found) == found
+
+
+def test_quotas_of_a_running_node_are_checked() -> None:
+    with dd.Node(dd.Settings(backends=("null",))) as node:
+        for wrong in (dd.TenantSettings(weight=0), dd.TenantSettings(calls="2")):  # type: ignore[arg-type]
+            with pytest.raises(InvalidInput, match=r"settings\.tenants\.a"):
+                node.set_tenant("a", wrong)
+        node.set_tenant("a", dd.TenantSettings(arena_bytes="2MiB"))  # type: ignore[arg-type]
+        (quota,) = (one.quota for one in node.capacity().tenants if one.name == "a")
+        assert quota == dd.TenantSettings(arena_bytes=2 * 2**20)

@@ -21,7 +21,8 @@ from dandelion.dataflow.sharding import Partitioning
 from dandelion.deadline import checked_deadline
 from dandelion.dispatcher import CompositionPlan, Walk
 from dandelion.dispatcher.watched import ApplicationEnd, WatchedWalk
-from dandelion.errors import Cancelled, DandelionError
+from dandelion.errors import Cancelled
+from dandelion.executors.failures import to_dandelion_error
 from dandelion.node.inputs import InputSets, InputStager, positional
 from dandelion.node.invocation import Invocation
 from dandelion.node.library import Library
@@ -283,8 +284,8 @@ class Invoker:
         """Submit an invocation whose caller waits elsewhere; on the loop."""
         try:
             self._runtime.submit(invocation)
-        except DandelionError as error:
-            invocation.error = error.with_traceback(None)
+        except Exception as error:  # also a bug: its caller would wait for ever
+            invocation.error = to_dandelion_error(error, "the node")
             invocation.ended = True
             invocation.on_end(invocation)
 

@@ -27,7 +27,12 @@ from dandelion.node.registering import Registering
 from dandelion.node.running import Running
 from dandelion.node.submitting import Submitting
 from dandelion.node.viewing import Viewing
-from dandelion.settings import Settings, TenantSettings, checked_settings
+from dandelion.settings import (
+    Settings,
+    TenantSettings,
+    checked_settings,
+    checked_tenant_settings,
+)
 from dandelion.shared_regions import SharedRegion, SharedRegions
 
 
@@ -67,9 +72,10 @@ class Node(Running, Registering, Invoking, Submitting, Viewing):
         """Give a tenant other quotas and another weight; it need not exist before.
 
         Raises:
-            InvalidInput: the name cannot be one.
+            InvalidInput: the name cannot be one, or the settings are not valid.
         """
         check_tenant(name)
+        settings = checked_tenant_settings(f"settings.tenants.{name}", settings)
         parts = self._parts
 
         def change() -> None:
