@@ -197,19 +197,26 @@ def of_lists(value: object) -> Array:
 def of_numbers(where: str, value: object, dtype: np.dtype[Any]) -> Array:
     """Make an array of Python's numbers, in lists of any depth, as `converted` does.
 
-    Large integers beside floats keep their value, which numpy would round.
+    An integer means the same as the float that is equal to it. Large ones beside floats keep their
+    value, which numpy would round.
 
     Raises:
         InvalidInput: the conversion would lose more than digits of floats.
         TypeError, ValueError: the value is not an array of numbers.
     """
     made = of_lists(value)
+    is_float = kind_of(dtype) == "f"
+    if is_float and made.dtype.kind in "iuO":
+        try:
+            made = made.astype(np.float64)
+        except OverflowError:
+            raise InvalidInput(where, f"a number does not fit {dtype}") from None
     if kind_of(made.dtype) != "f" or (np.abs(made) < _EXACT).all():
         return converted(where, made, dtype)
     exact = np.asarray(value, dtype=object)
     if not _are_equal(made, exact):
         try:
-            made = exact.astype(dtype)
+            made = made if is_float else exact.astype(dtype)
         except OverflowError:
             made = exact
         if not _are_equal(made, exact):

@@ -159,7 +159,8 @@ def _argument(name: str, given: ItemSet | None, kind: _Kind, module: object) -> 
         message = f"input set '{name}' is absent, expected {_shown(kind)}"
         raise InputMismatch(f"{message}; annotate it with '| None' or give a default if it may be")
     if len(given.items) != 1:
-        message = f"input set '{name}' has {len(given.items)} items, expected one {_shown(kind)}"
+        wanted = _shown(kind).removeprefix("an ").removeprefix("a ")
+        message = f"input set '{name}' has {len(given.items)} items, expected one {wanted}"
         raise InputMismatch(f"{message}; annotate it with 'list[...]' to get all items")
     return convert(given.items[0])
 

@@ -44,7 +44,9 @@ def _check_json(value: Any) -> None:
 
 
 def _plain_numbers(value: object) -> object:
-    if isinstance(value, np.generic | np.ndarray) and kind_of(value.dtype) in "biuf":
+    if isinstance(value, np.generic | np.ndarray) and (kind := kind_of(value.dtype)) in "biuf":
+        if kind == "f" and not np.isfinite(value).all():
+            raise ValueError("JSON has no numbers for infinity and not-a-number")
         return value.tolist()
     raise TypeError(f"a value of type {type(value).__name__} is not a JSON value")
 

@@ -111,6 +111,12 @@ class _OwnView(CatalogView):
         owns, plain = self._prefixes.own, self._prefixes.plain
         return [plain(one) for one in self._whole.newest() if owns(type(one), one.name)]
 
+    def compositions(self) -> list[CompositionRecord]:
+        owns = self._prefixes.own
+        own = (c for c in self._whole.compositions() if owns(CompositionRecord, c.name))
+        plain = [self._prefixes.plain(composition) for composition in own]
+        return [record for record in plain if isinstance(record, CompositionRecord)]
+
     def versions(self, kind: type[Record], name: str) -> list[int]:
         if _is_qualified(kind, name):
             return []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 import msgspec
 
@@ -19,9 +20,13 @@ _MANY_CORES = 8
 
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
-Count = Annotated[int, msgspec.Meta(ge=1)]
-CountOrNone = Annotated[int, msgspec.Meta(ge=0)]
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
+_MOST = 2**62
+_MOST_SECONDS = 1e9
+_MOST_ENGINES = 4096
+Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+CountOrNone = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=_MOST_SECONDS)]
+Engines = Annotated[int, msgspec.Meta(le=_MOST_ENGINES)]
 ARENA_LEAST_BYTES = 64 * 1024
 
 
@@ -206,7 +211,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     catalog: str = "memory:"
     backends: tuple[str, ...] = ("null", "process", "native", "wasm", "http", "cuda|hip|opencl")
     options: dict[str, dict[str, str]] = {}
-    engines: dict[str, int] = {}
+    engines: dict[str, Engines] = {}
     arena_bytes: Annotated[int, msgspec.Meta(ge=ARENA_LEAST_BYTES)] = 1024 * MIB
     body_limit_bytes: Count = 256 * MIB
     items_limit: Count = 100_000
@@ -313,6 +318,41 @@ def tenant_settings(where: str, table: object) -> TenantSettings:
         raise InvalidInput(where, misfit_text(error)) from None
 
 
+def options_of(where: str, table: object) -> dict[str, dict[str, str]]:
+    """Read the options of backends from a table; those of inner tables have names with dots.
+
+    Raises:
+        InvalidInput: at `where`: it is not a table of tables, or a value has no form as text.
+    """
+    options: dict[str, dict[str, str]] = {}
+    for backend, given in table.items() if isinstance(table, dict) else [("", table)]:
+        place = f"{where}.{backend}".rstrip(".")
+        if not isinstance(given, dict):
+            raise InvalidInput(place, f"{given!r} is not a table", "write [options.BACKEND]")
+        found = dict(_texts_of_table(place, given))
+        if found:
+            options[backend] = found
+    return options
+
+
+def _texts_of_table(
+    where: str, table: Mapping[str, Any], above: str = ""
+) -> Iterator[tuple[str, str]]:
+    """Yield options as text: numbers too, and in inner tables also booleans and lists of text."""
+    for name, value in table.items():
+        match value:
+            case dict():
+                yield from _texts_of_table(f"{where}.{name}", value, f"{above}{name}.")
+            case bool() if above:
+                yield above + name, "yes" if value else "no"
+            case str() | int() | float() if not isinstance(value, bool):
+                yield above + name, str(value)
+            case list() if above and all(isinstance(v, str) and "," not in v for v in value):
+                yield above + name, ",".join(value)
+            case _:
+                raise InvalidInput(f"{where}.{name}", f"{value!r} is not text", "put it in quotes")
+
+
 def checked_settings(settings: Settings) -> Settings:
     """Check settings that a program made; it may write them as a file has them, or give paths.
 
@@ -320,10 +360,14 @@ def checked_settings(settings: Settings) -> Settings:
         InvalidInput: a value has the wrong type, or is out of range.
     """
     try:
-        values = msgspec.to_builtins(settings, enc_hook=_text_of)
+        values = _plain(settings)
         for name, value in values.items():
             if isinstance(value, str) and name.endswith("_bytes"):
                 values[name] = parse_size(f"settings.{name}", value)
+            elif isinstance(value, str):
+                _check_text(f"settings.{name}", value)
+        if isinstance(values["options"], dict):
+            values["options"] = options_of("settings.options", values["options"])
         if isinstance(values["tenants"], dict):
             values["tenants"] = {
                 name: tenant_settings(f"settings.tenants.{name}", table)
@@ -344,9 +388,22 @@ def checked_tenant_settings(where: str, settings: TenantSettings) -> TenantSetti
         InvalidInput: at `where`: a value has the wrong type, or is out of range.
     """
     try:
-        return tenant_settings(where, msgspec.to_builtins(settings, enc_hook=_text_of))
+        return tenant_settings(where, _plain(settings))
     except TypeError as error:
         raise InvalidInput(where, str(error)) from None
+
+
+def _plain(settings: object) -> Any:
+    return msgspec.to_builtins(settings, builtin_types=(bytes,), enc_hook=_text_of)
+
+
+def _check_text(where: str, text: str) -> None:
+    if "\0" in text:
+        raise InvalidInput(where, "it has a NUL")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(where, f"{text[:40]!a} is not valid Unicode") from None
 
 
 def _text_of(value: object) -> str:

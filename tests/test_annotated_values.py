@@ -68,6 +68,8 @@ def test_aliases_mean_what_they_stand_for() -> None:
     ]  # fmt: skip
     assert kind_of(several[array[np.int8]] | None) == "list:array/int8?"
     assert kind_of(npt.NDArray[ml_dtypes.bfloat16]) == "array/bfloat16"
+    assert kind_of(npt.NDArray[np.floating[Any]]) == "array"
+    assert kind_of(npt.NDArray[np.number]) == "array"
 
 
 def test_annotations_become_kinds() -> None:
@@ -118,9 +120,25 @@ def wrong_any(x: list[Any]): ...
 def wrong_result(x: str) -> complex: ...
 
 
+def wrong_element(x: npt.NDArray[ml_dtypes.float8_e4m3fn]): ...
+
+
+def wrong_elements(x: list[npt.NDArray[np.datetime64]]): ...
+
+
 @pytest.mark.parametrize(
     "wrong",
-    [wrong_tuple, wrong_set, wrong_union, wrong_name, wrong_keys, wrong_any, wrong_result],
+    [
+        wrong_tuple,
+        wrong_set,
+        wrong_union,
+        wrong_name,
+        wrong_keys,
+        wrong_any,
+        wrong_result,
+        wrong_element,
+        wrong_elements,
+    ],
 )
 def test_other_annotations_are_refused_with_the_line(wrong: Any) -> None:
     with pytest.raises(InvalidFunction) as caught:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.errors import InvalidInput
+from dandelion.json_values import json_bytes
 from dandelion.set_values import item_set
 from tests.given_sets import given_set
 
@@ -128,6 +129,8 @@ def test_declared_sets_know_their_type_and_shape() -> None:
         ([0.1, 1e20], "float32"),  # rounded
         ([[0.1, 1e38], [1, math.inf]], "bfloat16"),
         ([True, 3], "bfloat16"),
+        ([257, 1], "bfloat16"),  # as of 257.0
+        ([2**24 + 1, 2**64], "float32"),
         ([float("nan"), float("inf"), -float("inf")], "float32"),
         ([1, 2, 3], "float32"),
         ([1.0, 2.0], "int64"),
@@ -172,12 +175,13 @@ def test_results_that_json_has_no_number_for(number: str) -> None:
         ([float("nan")], "int32"),
         ([1e300], "float32"),
         ([1e39], "bfloat16"),
-        ([2**8 + 1], "bfloat16"),
+        ([2**63 + 1, 1.5], "bfloat16"),
+        ([10**30], "float32"),
+        ([10**400], "float64"),
         ([300], "uint8"),
         ([-1], "uint64"),
         ([2**63], "int64"),
         ([2**53 + 1], "float64"),
-        ([2**24 + 1], "float32"),
         ([2], "bool"),
         ([[1, 2], [3]], "float32"),
         (["a", "b"], "int32"),
@@ -363,3 +367,13 @@ def test_numbers_beyond_64_bits_and_shapes_that_cannot_be() -> None:
     assert caught.value.hint == ""
     with pytest.raises(InvalidInput, match="reshape it"):
         item_set("p", np.zeros(128, np.float32), SetSpec("p", "float32", (2, 64)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_json_has_no_such_numbers_in_arrays_either(number: float, dtype: str) -> None:
+    array = np.array([1, number]).astype(dtype)
+    assert json_bytes({"a": array[:1], "b": array[0]}) == b'{"a":[1.0],"b":1.0}'
+    for value in ({"a": array}, [array[1]]):
+        with pytest.raises(ValueError, match="JSON has no numbers"):
+            json_bytes(value)

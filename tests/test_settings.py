@@ -24,6 +24,13 @@ from dandelion.settings import checked_settings
         ({"engines": {"process": "2"}}, "settings.engines[...]", "expected an integer"),
         ({"port": 99_999}, "settings.port", "at most 65535"),
         ({"max_wall_s": float("nan")}, "settings.max_wall_s", "more than 0"),
+        ({"default_deadline_s": float("inf")}, "settings.default_deadline_s", "at most 1"),
+        ({"keep_traces": 2**63}, "settings.keep_traces", "at most"),
+        ({"engines": {"process": 10**6}}, "settings.engines[...]", "at most 4096"),
+        ({"secrets": b"/a"}, "settings.secrets", "expected a text"),
+        ({"packages_folder": "a\0"}, "settings.packages_folder", "it has a NUL"),
+        ({"host": "\ud800"}, "settings.host", "is not valid Unicode"),
+        ({"options": {"process": 4}}, "settings.options.process", "is not a table"),
         ({"host": object()}, "settings", "is not a value of a setting"),
     ],
 )
@@ -39,11 +46,13 @@ def test_they_may_be_written_as_in_a_file(tmp_path: Path) -> None:
         "backends": ["null"],
         "catalog": tmp_path,
         "arena_bytes": "64MiB",
+        "options": {"process": {"ahead": 4, "x": {"y": True}}},
         "tenants": {"a": {"weight": 3, "arena_bytes": "1MiB"}, "b": dd.TenantSettings(calls=2)},
     }
     found = checked_settings(dd.Settings(**given))
     assert (found.backends, found.catalog) == (("null",), str(tmp_path))
     assert found.arena_bytes == 64 * 2**20
+    assert found.options == {"process": {"ahead": "4", "x.y": "yes"}}
     a = dd.TenantSettings(weight=3, arena_bytes=2**20)
     assert found.tenants == {"a": a, "b": dd.TenantSettings(calls=2)}
     assert checked_settings(found) == found

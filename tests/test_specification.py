@@ -95,7 +95,7 @@ def said(kind: str, text: str) -> str:
     try:
         module = parse(text, file) if kind == "dandelion" else from_json(text)
         source = text if kind == "dandelion" else ""
-        problems = validate(module, SIGNATURES.get, {"HTTP"}, names=SIGNATURES, text=source)
+        problems = validate(module, SIGNATURES.get, {"HTTP"}, names=SIGNATURES.keys, text=source)
         if not problems:
             document = RegistrationDocument(compositions=(text,))
             Registrar(MemoryCatalog(), KNOWN, {}).draft(document)

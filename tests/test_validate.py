@@ -35,7 +35,7 @@ composition Inner(token) => (bodies) {
 
 
 def check(text: str) -> list[Problem]:
-    return validate(parse(text, "f.dc"), KNOWN.get, {"Taken"}, names=KNOWN, text=text)
+    return validate(parse(text, "f.dc"), KNOWN.get, {"Taken"}, names=KNOWN.keys, text=text)
 
 
 def test_a_valid_text_has_no_problems() -> None:

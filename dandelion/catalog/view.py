@@ -15,6 +15,8 @@ from dandelion.catalog.records import (
 )
 from dandelion.function import FunctionSpec
 
+_KIND = kind_of(CompositionRecord)
+
 
 class CatalogView(abc.ABC):
     """Records that do not change, whatever is registered meanwhile.
@@ -30,6 +32,10 @@ class CatalogView(abc.ABC):
     @abc.abstractmethod
     def newest(self) -> list[Record]:
         """All newest versions, by kind and name."""
+
+    @abc.abstractmethod
+    def compositions(self) -> list[CompositionRecord]:
+        """The newest versions of all compositions."""
 
     @abc.abstractmethod
     def versions(self, kind: type[Record], name: str) -> list[int]:
@@ -69,6 +75,11 @@ class WholeView(CatalogView):
 
     def newest(self) -> list[Record]:
         return [versions[max(versions)] for _, versions in sorted(self._versions.items())]
+
+    def compositions(self) -> list[CompositionRecord]:
+        of_name = (versions for (kind, _), versions in self._versions.items() if kind == _KIND)
+        newest = [versions[max(versions)] for versions in of_name]
+        return [record for record in newest if isinstance(record, CompositionRecord)]
 
     def versions(self, kind: type[Record], name: str) -> list[int]:
         return sorted(self._versions.get((kind_of(kind), name), ()))

@@ -18,7 +18,7 @@ import msgspec
 
 from dandelion.errors import InvalidInput, nearest
 from dandelion.errors.misfits import misfit_text
-from dandelion.settings import Settings, tenant_settings
+from dandelion.settings import Settings, options_of, tenant_settings
 from dandelion.sizes import exact_size_text, parse_size
 
 _NamedText: TypeAlias = tuple[str, str]
@@ -133,7 +133,7 @@ def _read_file(file: Path) -> dict[str, Any]:
         if isinstance(value, str) and name.endswith("_bytes"):
             value = read_text(where, name, value)
         if name == "options":
-            value = _options_of_file(where, value)
+            value = options_of(where, value)
         if name == "tenants" and isinstance(value, dict):
             value = {
                 tenant: tenant_settings(f"{where}.{tenant}", given)
@@ -141,35 +141,6 @@ def _read_file(file: Path) -> dict[str, Any]:
             }
         values[name] = _convert(where, name, value)
     return values
-
-
-def _options_of_file(where: str, table: Any) -> dict[str, dict[str, str]]:
-    """Read ``[options.BACKEND]`` and tables in it, whose names are joined with dots."""
-    options: dict[str, dict[str, str]] = {}
-    for backend, given in table.items() if isinstance(table, dict) else [("", table)]:
-        place = f"{where}.{backend}".rstrip(".")
-        if not isinstance(given, dict):
-            raise InvalidInput(place, f"{given!r} is not a table", "write [options.BACKEND]")
-        found = dict(_texts_of_table(place, given))
-        if found:
-            options[backend] = found
-    return options
-
-
-def _texts_of_table(where: str, table: Mapping[str, Any], above: str = "") -> Iterator[_NamedText]:
-    """Yield options as text: numbers too, and in inner tables also booleans and lists of text."""
-    for name, value in table.items():
-        match value:
-            case dict():
-                yield from _texts_of_table(f"{where}.{name}", value, f"{above}{name}.")
-            case bool() if above:
-                yield above + name, "yes" if value else "no"
-            case str() | int() | float() if not isinstance(value, bool):
-                yield above + name, str(value)
-            case list() if above and all(isinstance(v, str) and "," not in v for v in value):
-                yield above + name, ",".join(value)
-            case _:
-                raise InvalidInput(f"{where}.{name}", f"{value!r} is not text", "put it in quotes")
 
 
 def read_text(where: str, name: str, text: str) -> Any:

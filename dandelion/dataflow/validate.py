@@ -58,7 +58,7 @@ def validate(
     known: Known,
     taken: Container[str] = frozenset(),
     *,
-    names: Iterable[str] = (),
+    names: Callable[[], Iterable[str]] = tuple,
     uses: Uses = lambda _: (),
     text: str = "",
 ) -> list[Problem]:
@@ -68,7 +68,7 @@ def validate(
         module: the module.
         known: the registered functions and compositions, including those of the platform.
         taken: names that the module's compositions may not have, such as those of functions.
-        names: registered names, to suggest the nearest one.
+        names: gives the registered names, to suggest the nearest one of an unknown name.
         uses: names that registered compositions apply, to find recursion through them.
         text: the text of the module, if it has one, for excerpts.
 
@@ -76,14 +76,14 @@ def validate(
         All problems (the first `LIMIT`, if there are more), in order of their positions; an empty
         list if it may be registered.
     """
-    return _check(_Scope(module, known, uses, tuple(names), trust=False), taken, text)
+    return _check(_Scope(module, known, uses, names, trust=False), taken, text)
 
 
 def check_module(
     module: CompositionModule,
     known: Known = lambda _: None,
     *,
-    names: Iterable[str] = (),
+    names: Callable[[], Iterable[str]] = tuple,
     text: str = "",
 ) -> list[Problem]:
     """Check a module by itself: declared functions that `known` does not know are trusted.
@@ -91,10 +91,10 @@ def check_module(
     Args:
         module: the module.
         known: signatures that are known.
-        names: further names, to suggest the nearest one.
+        names: gives further names, to suggest the nearest one of an unknown name.
         text: the text of the module, if it has one, for excerpts.
     """
-    scope = _Scope(module, known, lambda _: (), tuple(names), trust=True)
+    scope = _Scope(module, known, lambda _: (), names, trust=True)
     return _check(scope, frozenset(), text)
 
 
@@ -103,7 +103,7 @@ def ensure_valid(
     known: Known,
     taken: Container[str] = frozenset(),
     *,
-    names: Iterable[str] = (),
+    names: Callable[[], Iterable[str]] = tuple,
     uses: Uses = lambda _: (),
     text: str = "",
 ) -> None:
@@ -129,7 +129,7 @@ class _Scope:
     module: CompositionModule
     known: Known
     uses: Uses
-    names: tuple[str, ...]
+    names: Callable[[], Iterable[str]]
     trust: bool
     compositions: dict[str, Composition] = field(default_factory=dict)
     declarations: dict[str, Declaration] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class _Scope:
     def nearest(self, name: str) -> str:
         """Return the callable name that was most likely meant, or an empty text."""
         own = [n for n in (*self.compositions, *self.declarations) if n != name]
-        return meant(name, [*own, *self.names])
+        return meant(name, [*own, *self.names()])
 
 
 def _check(scope: _Scope, taken: Container[str], text: str) -> list[Problem]:

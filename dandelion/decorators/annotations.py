@@ -215,8 +215,19 @@ def _array_kind(arguments: tuple[Any, ...]) -> str:
     element = get_args(arguments[1])[:1] if len(arguments) > 1 else ()
     if not element or not isinstance(element[0], type):
         return "array"
-    name = arrays.name_of(np.dtype(element[0])) if issubclass(element[0], np.generic) else None
-    return f"array/{name}" if name is not None else "array"
+    if not issubclass(element[0], np.generic) or element[0] in _ABSTRACT:
+        return "array"
+    name = arrays.name_of(np.dtype(element[0]))
+    if name is None:
+        raise UnknownKind(f"an array of {_shown(element[0])}")
+    return f"array/{name}"
+
+
+_ABSTRACT = frozenset(
+    {np.generic, np.number, np.integer, np.signedinteger, np.unsignedinteger, np.inexact}
+    | {np.floating, np.complexfloating, np.flexible, np.character}
+)
+"""Element types of numpy that stand for several."""
 
 
 def _shown(annotation: object) -> str:

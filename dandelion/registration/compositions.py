@@ -67,7 +67,10 @@ class CompositionChecks:
             tuple(dict.fromkeys(c for m in modules for c in m.compositions)),
         )
         known = self._known(functions)
-        names = [*functions, *self._platform, *(r.name for r in self._registered.newest())]
+
+        def names() -> list[str]:
+            return [*functions, *self._platform, *(r.name for r in self._registered.newest())]
+
         problems = validate(module, known, names=names)
         if not problems:
             signatures = {
@@ -118,9 +121,8 @@ class CompositionChecks:
         import networkx as nx
 
         graph: nx.DiGraph[str] = nx.DiGraph()
-        for record in self._registered.newest():
-            if isinstance(record, CompositionRecord):
-                graph.add_edges_from((record.name, used) for used in record.uses)
+        for record in self._registered.compositions():
+            graph.add_edges_from((record.name, used) for used in record.uses)
         for composition in module.compositions:
             if composition.name in graph:
                 graph.remove_edges_from(list(graph.out_edges(composition.name)))
@@ -150,8 +152,8 @@ class CompositionChecks:
         new: dict[str, FunctionSpec | CompositionRecord] = {**functions}
         new.update({c.name: c for c in compositions})
         replaced = {c.name for c in compositions}
-        for record in self._registered.newest():
-            if not isinstance(record, CompositionRecord) or record.name in replaced:
+        for record in self._registered.compositions():
+            if record.name in replaced:
                 continue
             problem = self._misfit(record, new)
             if problem is not None:
