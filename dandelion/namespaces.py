@@ -67,8 +67,12 @@ def _is_qualified(kind: type[Record], name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Prefixes:
-    """What begins the names of a tenant's records: those of functions and compositions, and those
-    of libraries. Both are empty for the default tenant."""
+    """What begins the names of a tenant's records; nothing for the default tenant.
+
+    Attributes:
+        names: of functions and compositions.
+        libraries: of libraries.
+    """
 
     names: str
     libraries: str

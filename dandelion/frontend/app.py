@@ -58,6 +58,7 @@ from dandelion.tokens import ANONYMOUS, Right
 log = logging.getLogger("dandelion.frontend")
 
 _HTML = b"text/html; charset=utf-8"
+_DOCS_POLICY = b"default-src 'self' 'unsafe-inline'; img-src 'self' data:"
 _METRICS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -282,7 +283,7 @@ class App:
         return openapi_document(self.routes, schemas)
 
     async def _docs(self, request: Request) -> Response:
-        policy = (b"content-security-policy", b"default-src 'self' 'unsafe-inline'")
+        policy = (b"content-security-policy", _DOCS_POLICY)
         return Response([DOCS_PAGE], _HTML, headers=[policy])
 
 

@@ -7,6 +7,7 @@ DOCS_PAGE = b"""<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Dandelion: HTTP interface</title>
+<link rel="icon" href="data:,">
 <style>
   body { font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem;
          color: CanvasText; background: Canvas; color-scheme: light dark }

@@ -65,7 +65,7 @@ def test_what_is_left_at_its_default_is_lowered() -> None:
 def test_a_cap_is_above_0(cap: float) -> None:
     with pytest.raises(InvalidInput) as caught:
         Node(msgspec.structs.replace(NULL, max_wall_s=cap))
-    assert caught.value.where == "max_wall_s"
+    assert caught.value.where == "settings.max_wall_s"
 
 
 def test_stored_functions_run_under_lower_caps(tmp_path: Path) -> None:
