@@ -209,7 +209,8 @@ def of_numbers(where: str, value: object, dtype: np.dtype[Any]) -> Array:
     if is_float and made.dtype.kind in "iuO":
         try:
             made = made.astype(np.float64)
-        except OverflowError:
+            converted(where, made, dtype)
+        except (OverflowError, InvalidInput):
             raise InvalidInput(where, f"a number does not fit {dtype}") from None
     if kind_of(made.dtype) != "f" or (np.abs(made) < _EXACT).all():
         return converted(where, made, dtype)

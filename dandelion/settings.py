@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, SupportsIndex
 
 import msgspec
 
@@ -26,7 +27,7 @@ _MOST_ENGINES = 4096
 Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
 CountOrNone = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=_MOST_SECONDS)]
-Engines = Annotated[int, msgspec.Meta(le=_MOST_ENGINES)]
+Engines = Annotated[int, msgspec.Meta(ge=0, le=_MOST_ENGINES)]
 ARENA_LEAST_BYTES = 64 * 1024
 
 
@@ -386,7 +387,7 @@ def checked_tenant_settings(where: str, settings: TenantSettings) -> TenantSetti
 
 
 def _plain(settings: object) -> Any:
-    return msgspec.to_builtins(settings, builtin_types=(bytes,), enc_hook=_text_of)
+    return msgspec.to_builtins(settings, builtin_types=(bytes,), enc_hook=_plain_value)
 
 
 def _check_text(where: str, text: str) -> None:
@@ -398,9 +399,11 @@ def _check_text(where: str, text: str) -> None:
         raise InvalidInput(where, f"{text[:40]!a} is not valid Unicode") from None
 
 
-def _text_of(value: object) -> str:
+def _plain_value(value: object) -> str | int:
     if isinstance(value, os.PathLike):
         return os.fsdecode(value)
+    if isinstance(value, SupportsIndex):  # an integer of numpy
+        return operator.index(value)
     raise TypeError(f"{value!r:.80} is not a value of a setting")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dandelion as dd
@@ -27,6 +28,7 @@ from dandelion.settings import checked_settings
         ({"default_deadline_s": float("inf")}, "settings.default_deadline_s", "at most 1"),
         ({"keep_traces": 2**63}, "settings.keep_traces", "at most"),
         ({"engines": {"process": 10**6}}, "settings.engines[...]", "at most 4096"),
+        ({"engines": {"process": -5}}, "settings.engines[...]", "at least 0"),
         ({"secrets": b"/a"}, "settings.secrets", "expected a text"),
         ({"packages_folder": "a\0"}, "settings.packages_folder", "it has a NUL"),
         ({"host": "\ud800"}, "settings.host", "is not valid Unicode"),
@@ -56,6 +58,7 @@ def test_they_may_be_written_as_in_a_file(tmp_path: Path) -> None:
     a = dd.TenantSettings(weight=3, arena_bytes=2**20)
     assert found.tenants == {"a": a, "b": dd.TenantSettings(calls=2)}
     assert checked_settings(found) == found
+    assert checked_settings(dd.Settings(port=np.int64(7))).port == 7  # type: ignore[arg-type]
 
 
 def test_quotas_of_a_running_node_are_checked() -> None:

@@ -55,7 +55,7 @@ class Catalog(abc.ABC):
 
     @abc.abstractmethod
     def view(self) -> CatalogView:
-        """Return all records as of now, at once; whoever looks up several uses one view."""
+        """Return all records as of now; what belongs together is looked up in one view."""
 
     def find_callable(
         self, name: str, version: int | None = None

@@ -21,8 +21,8 @@ _KIND = kind_of(CompositionRecord)
 class CatalogView(abc.ABC):
     """Records that do not change, whatever is registered meanwhile.
 
-    Whoever looks up several records that belong together uses one view: a registration is either in
-    it whole or not at all. Safe from any thread.
+    Several records that belong together are looked up in one view: a registration is either in it
+    whole or not at all. Safe from any thread.
     """
 
     @abc.abstractmethod

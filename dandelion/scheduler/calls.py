@@ -120,7 +120,7 @@ class Calls:
         elif call.phase is Phase.GATHERING:
             self.sending.batches.leave(call)
         elif call.phase is Phase.BLOCKED:
-            call.flow.blocked.pop(call, None)
+            self.residency.unblock(call)
         self._leave(call, now_ns)
 
     def removed(self, tenant: Tenant, name: str, version: int) -> None:

@@ -80,6 +80,12 @@ class Residency:
             if flow.removed:
                 self._drop_removed(flow)
 
+    def unblock(self, call: CallState) -> None:
+        """A call that waits for its function is cancelled."""
+        flow = call.flow
+        flow.blocked.pop(call, None)
+        self._drop_removed(flow)
+
     def keep_on_device(self, engine: EngineState, flow: Flow) -> tuple[tuple[Flow, ...], bool]:
         """Decide whether a device keeps a flow's constants, when a call is sent there.
 
