@@ -27,7 +27,7 @@ _MOST_ENGINES = 4096
 Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
 CountOrNone = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=_MOST_SECONDS)]
-Engines = Annotated[int, msgspec.Meta(ge=0, le=_MOST_ENGINES)]
+Engines = Annotated[int, msgspec.Meta(le=_MOST_ENGINES)]
 ARENA_LEAST_BYTES = 64 * 1024
 
 

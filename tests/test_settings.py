@@ -28,7 +28,6 @@ from dandelion.settings import checked_settings
         ({"default_deadline_s": float("inf")}, "settings.default_deadline_s", "at most 1"),
         ({"keep_traces": 2**63}, "settings.keep_traces", "at most"),
         ({"engines": {"process": 10**6}}, "settings.engines[...]", "at most 4096"),
-        ({"engines": {"process": -5}}, "settings.engines[...]", "at least 0"),
         ({"secrets": b"/a"}, "settings.secrets", "expected a text"),
         ({"packages_folder": "a\0"}, "settings.packages_folder", "it has a NUL"),
         ({"host": "\ud800"}, "settings.host", "is not valid Unicode"),
