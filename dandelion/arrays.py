@@ -205,24 +205,37 @@ def of_numbers(where: str, value: object, dtype: np.dtype[Any]) -> Array:
         TypeError, ValueError: the value is not an array of numbers.
     """
     made = of_lists(value)
-    is_float = kind_of(dtype) == "f"
-    if is_float and made.dtype.kind in "iuO":
-        try:
-            made = made.astype(np.float64)
-            converted(where, made, dtype)
-        except (OverflowError, InvalidInput):
-            raise InvalidInput(where, f"a number does not fit {dtype}") from None
+    if kind_of(dtype) == "f":
+        return _floats_of(where, value, made, dtype)
     if kind_of(made.dtype) != "f" or (np.abs(made) < _EXACT).all():
         return converted(where, made, dtype)
     exact = np.asarray(value, dtype=object)
     if not _are_equal(made, exact):
         try:
-            made = made if is_float else exact.astype(dtype)
+            made = exact.astype(dtype)
         except OverflowError:
             made = exact
         if not _are_equal(made, exact):
-            raise InvalidInput(where, f"numbers of these sizes do not fit {dtype} exactly")
+            raise _inexact(where, dtype)
     return converted(where, made, dtype)
+
+
+def _floats_of(where: str, value: object, made: Array, dtype: np.dtype[Any]) -> Array:
+    try:
+        wide = made.astype(np.float64) if made.dtype.kind in "iuO" else made
+    except OverflowError:
+        raise InvalidInput(where, f"a number does not fit {dtype}") from None
+    is_small = kind_of(wide.dtype) != "f" or (np.abs(wide) < _EXACT).all()
+    if not (is_small or _are_equal(wide, np.asarray(value, dtype=object))):
+        raise _inexact(where, dtype)
+    try:
+        return converted(where, wide, dtype)
+    except InvalidInput:  # it names a type, and Python's numbers have none
+        raise InvalidInput(where, f"a number does not fit {dtype}") from None
+
+
+def _inexact(where: str, dtype: np.dtype[Any]) -> InvalidInput:
+    return InvalidInput(where, f"numbers of these sizes do not fit {dtype} exactly")
 
 
 def exact_integers(where: str, value: object, made: Array, dtype: np.dtype[Any]) -> Array:

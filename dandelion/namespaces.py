@@ -138,9 +138,8 @@ class Namespace(Catalog):
     def __init__(self, catalog: Catalog, tenant: str) -> None:
         check_tenant(tenant)
         self._all = catalog
-        is_default = tenant == DEFAULT_TENANT
-        self._prefix = qualified(tenant, "")
-        self._prefixes = _Prefixes(self._prefix, "" if is_default else tenant + _SEPARATOR)
+        libraries = "" if tenant == DEFAULT_TENANT else tenant + _SEPARATOR
+        self._prefixes = _Prefixes(qualified(tenant, ""), libraries)
         self._seen = self._generation = catalog.generation
         self._lock = threading.Lock()
 
@@ -164,14 +163,14 @@ class Namespace(Catalog):
         for record in batch.records():
             if _is_qualified(type(record), record.name):
                 raise InvalidInput(kind_of(record), f"{record.name!r} is not a valid name")
-        if not self._prefix:
+        if not self._prefixes.names:
             return self._all.register(batch)
         own = replace(
             batch,
             functions=[self._qualified(r) for r in batch.functions],
             compositions=[
                 msgspec.structs.replace(
-                    self._qualified(r), uses=tuple(self._prefix + name for name in r.uses)
+                    self._qualified(r), uses=tuple(self._prefixes.names + name for name in r.uses)
                 )
                 for r in batch.compositions
             ],
@@ -184,8 +183,12 @@ class Namespace(Catalog):
 
     def _plain_conflict(self, error: Conflict) -> Conflict:
         """Name records as the tenant does; there are none of others in it."""
-        name = error.name.removeprefix(self._prefixes.libraries).removeprefix(self._prefix)
-        message = error.message.replace(self._prefix, "") if self._prefix else error.message
+        name = error.name.removeprefix(self._prefixes.libraries).removeprefix(self._prefixes.names)
+        message = (
+            error.message.replace(self._prefixes.names, "")
+            if self._prefixes.names
+            else error.message
+        )
         return replace(error, name=name, message=message)
 
     def _qualified(self, record: _Named) -> _Named:

@@ -53,7 +53,7 @@ def remote(command: Command, url: str, monkeypatch: pytest.MonkeyPatch) -> Comma
         ("ls functions more", "unexpected argument 'more'"),
         (
             "serve app.py",
-            "unexpected argument 'app.py'; to serve what a file defines: dandelion dev",
+            "unexpected argument 'app.py'; to serve what a file defines: dandelion dev FILE",
         ),
         ("list", "there is no 'list'; did you mean 'ls'?"),
         ("delete x", "there is no 'delete'; did you mean 'rm'?"),

@@ -72,10 +72,14 @@ def _code(record: dict[str, Any], out: Output) -> None:
             code["format"],
             code.get("main", "")[:12],
             ", ".join(sorted(code.get("files", {}))),
-            ", ".join(f"{k}={v}" for k, v in sorted(options.items()) if k != "values"),
+            _options(code.get("options", {})),
             ", ".join([*code.get("packages", ()), *sorted(code.get("wheels", {}))]),
         )
         for code in record.get("code", ())
-        for options in (code.get("options", {}),)
     ]
     out.table(("format", "main", "files", "options", "packages"), rows)
+
+
+def _options(options: dict[str, str]) -> str:
+    """Write options; `values` are the annotations, which the types of the sets show."""
+    return ", ".join(f"{name}={text}" for name, text in sorted(options.items()) if name != "values")

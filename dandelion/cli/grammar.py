@@ -26,7 +26,13 @@ _OTHER_WORDS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises `WrongUsage` where argparse prints its usage and exits; takes whole options only."""
+    """Raises `WrongUsage` where argparse prints its usage and exits; takes whole options only.
+
+    Attributes:
+        instead: for the error about an unexpected argument: what to do instead.
+    """
+
+    instead = ""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
@@ -52,9 +58,7 @@ class Parser(argparse.ArgumentParser):
             return
         first = arguments[0]
         if not first.startswith("-"):
-            ways = f"dandelion dev {first}, or dandelion deploy {first} while this runs"
-            remedy = f"; to serve what a file defines: {ways}" if self.prog[-6:] == " serve" else ""
-            self.error(f"unexpected argument '{first}'{remedy}")
+            self.error(f"unexpected argument '{first}'{self.instead}")
         close = did_you_mean(first.partition("=")[0], self._option_string_actions)
         self.error(f"no such option '{first}'{close}")
 

@@ -95,7 +95,11 @@ def make_parser() -> MainParser:
         dest="verb", required=True, metavar="COMMAND", parser_class=VerbParser
     )
     local, remote = _common()
-    _serve(verbs.add_parser("serve", parents=[local], help="run a node"))
+    serve = verbs.add_parser("serve", parents=[local], help="run a node")
+    serve.instead = (
+        "; to serve what a file defines: dandelion dev FILE, or deploy FILE to this node"
+    )
+    _serve(serve)
 
     add_projects(verbs, local, remote)
 

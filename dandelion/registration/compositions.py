@@ -59,6 +59,8 @@ class CompositionChecks:
             TooLarge: a text is too long.
             InvalidInput: compositions are nested too deeply.
         """
+        if not texts:
+            return []
         for name, text in texts.items():
             check_length(name, text)
         modules = [parse(text, name) for name, text in texts.items()]
