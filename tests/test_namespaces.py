@@ -103,6 +103,7 @@ def test_a_tenant_sees_its_own_records_alone(one: str, other: str, catalog: Cata
     found = ours.find_callable("C")
     assert isinstance(found, CompositionRecord)
     assert found.uses == ("F",)
+    assert (ours.view().compositions(), theirs.view().compositions()) == ([found], [])
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
