@@ -2,7 +2,8 @@
 
 The library copies each bytes field several times, so a tensor of 64 MiB would be copied six times.
 A message is a sequence of fields in any order, so those with raw contents are cut out before the
-library reads the rest, and written behind what it has written.
+library reads the rest, and written behind what it has written. KServe has no groups, the fields
+that end with a tag of their own; messages with groups are refused.
 
 Source: Protocol Buffers, "Encoding".
 """
@@ -136,4 +137,4 @@ def _varint(view: memoryview, position: int) -> tuple[int, int]:
 
 
 def _malformed() -> InvalidInput:
-    return InvalidInput("request", "it is not a protobuf message")
+    return InvalidInput("request", "it is not a protobuf message, or has groups")
