@@ -113,8 +113,9 @@ def _measured(bench: Bench, chain: KernelChain) -> list[Row]:
 
 @contextlib.contextmanager
 def _node(chain: KernelChain, kind: str) -> Iterator[ServerProcess]:
-    options = {"unconfined": "true"} if kind == UNCONFINED else {}
-    settings = gpu_settings("opencl", 0, "64M", 256 * MIB, **options) | {"cache_bytes": 0}
+    unconfined = "true" if kind == UNCONFINED else "false"
+    settings = gpu_settings("opencl", 0, "64M", 256 * MIB, unconfined=unconfined)
+    settings |= {"cache_bytes": 0}
     with _devices(KINDS[kind]), node_server(settings, (chain.document,), engines=1) as server:
         yield server
 

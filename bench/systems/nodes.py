@@ -27,6 +27,8 @@ from dandelion.node import Node, Settings
 from ..processes import ServerProcess, module
 
 MIB = 1024 * 1024
+GPU_OPTIONS: dict[str, dict[str, str]] = {}
+"""Options of backends for all nodes, by backend; those of an experiment come first."""
 _READY_S = 120.0
 _DRAIN_S = 2
 
@@ -57,7 +59,7 @@ def gpu_settings(
         arena_bytes: of the node.
         options: further ones of the backend.
     """
-    chosen = {"pool_bytes": pool_bytes, **options}
+    chosen = {"pool_bytes": pool_bytes, **GPU_OPTIONS.get(backend, {}), **options}
     if workers is not None:
         chosen["workers"] = str(workers)
     return {"backends": (backend,), "options": {backend: chosen}, "arena_bytes": arena_bytes}
