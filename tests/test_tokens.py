@@ -206,6 +206,8 @@ GOOD = f'[[tokens]]\nname = "a"\nrights = ["read"]\nsha256 = "{digest_of("a")}"\
         GOOD + 'tenant = "a/b"\n',
         GOOD + 'tenant = ""\n',
         GOOD + "expires = 2030-01-01T00:00:00\n",
+        GOOD + "expires = 9999-12-31T23:59:59-08:00\n",  # has no form in UTC
+        GOOD + "expires = 0001-01-01T00:00:00+14:00\n",
         GOOD + "rate = 0.0\n",
         GOOD + "rate = nan\n",
         GOOD + "rate = inf\n",

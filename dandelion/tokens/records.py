@@ -7,7 +7,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated
 
 import msgspec
@@ -76,6 +76,8 @@ class TokenRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         check_tenant(self.tenant)
         if not self.rights:
             raise InvalidInput("rights", "the list is empty", f"use {', '.join(right_names())}")
+        if self.expires is not None:
+            _check_expiry(self.expires)
         if self.rate is None and self.burst is not None:
             raise InvalidInput("burst", "it is given without a rate", "add the rate")
         if self.rate is not None and not LOWEST_RATE <= self.rate <= HIGHEST_RATE:
@@ -83,6 +85,15 @@ class TokenRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise InvalidInput("rate", message, "without a rate there is no limit")
         if self.burst is not None and self.burst > HIGHEST_RATE:
             raise InvalidInput("burst", f"{self.burst} is more than {HIGHEST_RATE}")
+
+
+def _check_expiry(expires: datetime) -> None:
+    """Refuse a time that has no form in UTC, in which it is sent to frontend processes."""
+    try:
+        expires.astimezone(UTC)
+    except OverflowError:
+        message = f"{expires.isoformat()} is not in the years 1 to 9999 in UTC"
+        raise InvalidInput("expires", message, "without it the token does not expire") from None
 
 
 def right_names() -> list[str]:
