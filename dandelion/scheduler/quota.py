@@ -20,7 +20,7 @@ class Quota(NamedTuple):
         call_device_bytes: device memory of one call; calls that need more are refused.
     """
 
-    invocations: int = 4096
+    invocations: int = 1 << 30
     calls: int = 1 << 30
     arena_bytes: int = 1 << 62
     device_bytes: int = 1 << 62

@@ -22,6 +22,7 @@ from dandelion.errors import (
 )
 from dandelion.frontend.problem_response import problem_response
 from dandelion.function import CodeObject, FunctionSpec
+from dandelion.node.spaces import quota_of
 from dandelion.policies import policy_of
 from dandelion.scheduler import EngineState, InvocationState, Quota, Scheduler, Tenant
 from dandelion.scheduler.actions import Send
@@ -60,6 +61,12 @@ def test_more_invocations_than_a_tenant_may_have_are_refused(
             call.result(20)
         gate.open()
         node.invoke("F", a=b"1", tenant="a")
+
+
+def test_only_the_node_limits_the_invocations_of_a_tenant_without_a_quota() -> None:
+    scheduler = Scheduler(policy_of("fifo"), 1 << 30, lambda flow: (0, 0), invocations=10_000)
+    tenant = Tenant("a", quota_of(TenantSettings()), invocations=9_999)
+    assert scheduler.refusal(tenant) is None
 
 
 def test_more_calls_than_a_tenant_may_have_wait_while_others_go_on(
