@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import uvloop
 
 from dandelion.confinement import libc
+from dandelion.errors import DandelionError
 from dandelion.frontend.collector import Collector
 from dandelion.frontend.descriptors import reserve_descriptors
 from dandelion.frontend.guard import Guard
@@ -28,6 +29,8 @@ from dandelion.frontend_process.link import Link
 from dandelion.frontend_process.messages import FromNode, Open, Ready, Reload, from_node
 from dandelion.frontend_process.remote_node import RemoteNode
 from dandelion.memory import ArenaMap
+
+log = logging.getLogger("dandelion.frontend")
 
 _PR_SET_PDEATHSIG = 1
 
@@ -97,7 +100,11 @@ class Frontend:
         reserve_descriptors(opened.settings.max_connections)
         node = RemoteNode(loop, link, opened, self._arena, self._arena_descriptors)
         guard = Guard(opened.tokens, node.buckets)
-        server = self.make(node, opened, guard, lambda: link.post(Ready()))
+        try:
+            server = self.make(node, opened, guard, lambda: link.post(Ready()))
+        except DandelionError as error:  # of a file that was in order when the node started
+            log.error("the frontend cannot start", extra={"why": str(error)})
+            os._exit(1)
 
         def reload(order: Reload) -> None:
             if order.tokens is not None:
@@ -141,5 +148,5 @@ class Frontend:
 
     def _lost(self, reason: str) -> None:
         """The node is gone, or has closed the link: nothing can be answered any more."""
-        logging.getLogger("dandelion.frontend").error("the node is gone", extra={"why": reason})
+        log.error("the node is gone", extra={"why": reason})
         os._exit(1)

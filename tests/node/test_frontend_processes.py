@@ -21,6 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from dandelion.errors import InternalError
@@ -215,6 +216,29 @@ def test_a_frontend_comes_back_when_the_node_has_descriptors_again(
     wait_until(lambda: all(p.is_ready for p in served.processes.supervisor._places))
     assert len(failed) < 10  # it does not try without a pause
     wait_until(lambda: open_files() < files + len(failed))  # each failure had opened something
+
+
+def test_a_frontend_whose_access_log_cannot_be_opened_says_so_and_comes_back(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    settings = msgspec.structs.replace(SETTINGS, access_log=str(folder / "access.log"))
+    with Processes(settings, [], 1) as processes:
+        (folder / "access.log").unlink()
+        folder.rmdir()
+        written = []
+
+        def is_said() -> bool:
+            written.append(capfd.readouterr().err)
+            return "the frontend cannot start" in "".join(written)
+
+        os.kill(processes.supervisor.pids[0], signal.SIGKILL)
+        wait_until(is_said)
+        folder.mkdir()
+        wait_until(lambda: processes.supervisor._places[0].is_ready)
+    written.append(capfd.readouterr().err)
+    assert "Traceback" not in "".join(written)
 
 
 def open_files() -> int:
