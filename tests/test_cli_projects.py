@@ -199,6 +199,48 @@ def test_a_program_may_print_and_import_its_neighbours(app: Path) -> None:
     assert [Path(file).name for file in files] == ["app.py", "words.py"]
 
 
+@pytest.mark.parametrize(
+    ("text", "files"),
+    [
+        ("LIMIT = (\n", ["app.py", "words.py"]),
+        ("raise ValueError\n", ["app.py", "words.py"]),
+        ("e = ValueError()\ne.__cause__ = e\nraise e\n", ["app.py", "words.py"]),
+        ("import deep.er\n", ["app.py", "deep/er.py", "deep/er/__init__.py", "words.py"]),
+        ("import deep\n", ["app.py", "deep.py", "deep/__init__.py", "words.py"]),
+        ("__import__('a/\\0')\n", ["app.py", "words.py"]),
+        ("exec('1 / 0')\n", ["app.py", "words.py"]),
+    ],
+)
+def test_a_program_that_fails_is_made_of_the_modules_that_failed_too(
+    app: Path, text: str, files: list[str]
+) -> None:
+    (app.parent / "words.py").write_text(text)
+    if "deep.er" in text:
+        (app.parent / "deep").mkdir()
+        (app.parent / "deep" / "__init__.py").touch()
+        files = [*files, "deep/__init__.py"]
+    app.write_text(f"import words\n{app.read_text()}")
+    with pytest.raises(ProgramFailed) as caught:
+        load_program(app)
+    folder = app.parent.resolve()
+    found = {str(Path(file).relative_to(folder)) for file in caught.value.files}
+    assert found == set(files)
+
+
+def test_dev_reloads_when_a_module_that_failed_is_corrected(app: Path) -> None:
+    words = app.parent / "words.py"
+    words.write_text("LIMIT = (\n")
+    app.write_text(f"import words\n{app.read_text()}")
+    dev = Development(app)
+    try:
+        dev.until("was never closed")
+        dev.until("stays")
+        words.write_text("LIMIT = 3\n")
+        dev.until("registered count 1")
+    finally:
+        assert dev.end() == 0
+
+
 def test_deploy_shows_changes_and_takes_them_back(command: Command, app: Path, url: str) -> None:
     def deploy(*more: str) -> tuple[int, dict[str, object], str]:
         code, out, error = command("deploy", app, "--url", url, "--json", *more)

@@ -19,7 +19,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -40,7 +41,7 @@ class Loaded(msgspec.Struct, frozen=True):
 
     Attributes:
         document: a `RegistrationDocument` in MessagePack; empty if it failed.
-        files: the file and the modules of the user that it imports.
+        files: the file and the modules of the user that it imports, or failed to import.
         error: why it failed.
     """
 
@@ -167,25 +168,42 @@ def _load(path: Path) -> Loaded:
     try:
         document = read_sources([path])
     except DandelionError as error:
-        return Loaded(files=_user_files(path), error=error.record())
+        return Loaded(files=_user_files(path, error), error=error.record())
     except OSError as error:  # of reading; what the user's program raises is a `ProgramFailed`
         record = ProgramFailed(str(path), f"{error.filename}: {error.strerror}").record()
         return Loaded(error=record)
     except BaseException as error:  # such as SystemExit
         record = ProgramFailed(str(path), users_traceback(error)).record()
-        return Loaded(files=_user_files(path), error=record)
+        return Loaded(files=_user_files(path, error), error=record)
     return Loaded(encode_document(document), _user_files(path))
 
 
-def _user_files(path: Path) -> tuple[str, ...]:
-    """List the files of the folder of a program that were imported."""
+def _user_files(path: Path, error: BaseException | None = None) -> tuple[str, ...]:
+    """List the files of the folder of a program that were imported, or whose import failed."""
     folder = path.resolve().parent
     found = {str(path.resolve())}
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    for file in (*files, *_failed_files(error, folder)):
         if file and Path(file).resolve().is_relative_to(folder) and ".venv" not in file:
             found.add(str(Path(file).resolve()))
     return tuple(sorted(found))
+
+
+def _failed_files(error: BaseException | None, folder: Path) -> Iterator[str]:
+    """Yield the files of modules that raised, and those that a module that is missing may get."""
+    seen: set[int] = set()  # a program may make an error its own cause
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        names = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if isinstance(error, SyntaxError) and isinstance(error.filename, str):
+            names.append(error.filename)
+        yield from filter(os.path.isabs, names)  # others are no files, such as "<string>"
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            parts = error.name.split(".")
+            if all(map(str.isidentifier, parts)):
+                module = folder.joinpath(*parts)
+                yield from (f"{module}.py", f"{module}/__init__.py")
+        error = error.__cause__ or error.__context__
 
 
 if __name__ == "__main__":
