@@ -204,6 +204,7 @@ def test_optional_fields_stay_optional() -> None:
         (TooLarge("body", 9, 8, "raise 'x'"), ["body", "9 bytes", "limit 8", "or raise 'x'"]),
         (TooLarge("body", 9, 8), ["make it smaller"]),
         (ContextFull("shared", 9, 8), ["shared", "9 bytes", "8 free", "smaller inputs"]),
+        (ContextFull("shared", 0, 0), ["shared", "too little memory is free", "smaller inputs"]),
         (ContextFull("shared", 9, 8, "raise 'x'"), ["shared", "9 bytes", "8 free", "raise 'x'"]),
         (
             DeviceFull("cuda:0", 9, 8),

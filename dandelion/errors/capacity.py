@@ -28,9 +28,11 @@ class ContextFull(CapacityError):
     remedy: str = ""
 
     def __str__(self) -> str:
-        sizes = f"{self.needed_bytes} bytes needed, {self.free_bytes} free; "
+        what = "too little memory is free"
+        if self.needed_bytes:
+            what = f"{self.needed_bytes} bytes needed, {self.free_bytes} free"
         remedy = self.remedy or "use smaller inputs, or try again when other calls have ended"
-        return f"{self.domain}: {sizes if self.needed_bytes else ''}{remedy}"
+        return f"{self.domain}: {what}; {remedy}"
 
 
 @dataclass(eq=False)
