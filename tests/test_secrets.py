@@ -15,7 +15,7 @@ from dandelion.data import Item, ItemSet
 from dandelion.errors import ApplicationFailed, InvalidInput, Raised, SecretMissing
 from dandelion.function import CodeObject, Function, FunctionSpec
 from dandelion.secrets import SecretStore, redact
-from dandelion.secrets.file import read_secrets
+from dandelion.secrets.file import FILE_LIMIT_BYTES, read_secrets
 from dandelion.secrets.redaction import MARK, redacted_texts
 
 VALUE = 'pa"ss\\w/rd+ü 1'
@@ -49,6 +49,7 @@ def test_values_come_from_text_files_and_the_environment(
         ("[default", "not TOML"),
         ("[default]\na = " + "[" * 5000, "not TOML"),
         ("[default]\na = " + "1" * 5000, "not TOML"),
+        ("#\n" * FILE_LIMIT_BYTES + '[default]\na = "secretvalue"', "more than"),
         ('[default]\na = { file = "/a\\u0000b" }', "NUL"),
         ('a = "secretvalue"', "not a table"),
         ("[default]\na = 12345678", "not a value"),

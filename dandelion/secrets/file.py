@@ -32,6 +32,7 @@ Secrets: TypeAlias = Mapping[str, Mapping[str, bytes]]
 
 SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 VALUE_LIMIT_BYTES = 64 * 1024
+FILE_LIMIT_BYTES = 16 * VALUE_LIMIT_BYTES
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -88,6 +89,10 @@ def _private_bytes(path: Path, where: str) -> bytes:
             if os.fstat(file.fileno()).st_mode & _OTHERS:
                 message = f"other users may read or change {path}"
                 raise InvalidInput(where, message, f"run chmod 600 {path}")
-            return file.read(16 * VALUE_LIMIT_BYTES)
+            data = file.read(FILE_LIMIT_BYTES + 1)
     except OSError as error:
         raise InvalidInput(where, f"cannot read {path}: {error.strerror}") from None
+    if len(data) > FILE_LIMIT_BYTES:
+        hint = 'give long values as { file = "..." }'
+        raise InvalidInput(where, f"{path} has more than {FILE_LIMIT_BYTES} bytes", hint)
+    return data
