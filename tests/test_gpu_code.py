@@ -247,6 +247,17 @@ def test_what_there_is_and_what_is_wanted_are_named() -> None:
 
 
 @pytest.mark.parametrize(
+    "name", ["k.c", "kernels/k.c", "../k.c", "k (1).c", "k@2.c", "ké.c", 'k".c', "k\\.c", "k\n.c"]
+)
+def test_a_portable_source_may_have_any_name(name: str) -> None:
+    source = b'#include "dandelion.h"\nKERNEL void k(GLOBAL f32 *x) { x[0] = 1; }\n'
+    module = Module("k", (Code(name, "", ""),))
+    code = choose(module, {name: source}, "opencl", (CodeFormat.PORTABLE,))
+    checked_source(code)
+    assert code.name == name
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "#include <cuda_fp16.h>",

@@ -154,12 +154,15 @@ _INCLUDE = re.compile(
 
 
 def with_header(text: str, name: str) -> str:
-    """Put ``dandelion.h`` in place of its include; the source's lines keep their numbers."""
+    """Put ``dandelion.h`` in place of its include; the source's lines keep their numbers.
+
+    Compilers' messages have the name with `_` for signs that a ``#line`` of users must not have.
+    """
     match = _INCLUDE.search(text)
     if match is None:
         return text
     line = text.count("\n", 0, match.end()) + 1
-    safe = re.sub(r'["\\\n]', "_", name)
+    safe = re.sub(r"[^\w.+ -]", "_", name)
     rest = _INCLUDE.sub("\n", text[match.end() :])
     return f'{text[: match.start()]}{header()}\n#line {line} "{safe}"\n{rest}'
 
