@@ -18,7 +18,8 @@ def json_bytes(value: Any) -> bytes:
 
     Raises:
         TypeError, ValueError: JSON cannot express the value so that it can be read again: it has
-            bytes, keys that are not text, infinity or not-a-number.
+            bytes, keys that are not text, infinity or not-a-number. Fields of classes may have
+            bytes and other keys: the class says how they are read.
         RecursionError: it is nested too deeply.
     """
     _check_json(value)
@@ -27,7 +28,7 @@ def json_bytes(value: Any) -> bytes:
 
 def _check_json(value: Any) -> None:
     kind = type(value)
-    if kind is str or kind is int:  # most values
+    if kind is str or kind is int or kind is bool or value is None:  # most values
         return
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"JSON has no number {value}")
@@ -41,6 +42,8 @@ def _check_json(value: Any) -> None:
     elif isinstance(value, list | tuple):
         for part in value:
             _check_json(part)
+    elif not isinstance(value, float | np.generic | np.ndarray):  # an object or a set
+        _check_json(msgspec.to_builtins(value, str_keys=True, enc_hook=_plain_numbers))
 
 
 def _plain_numbers(value: object) -> object:

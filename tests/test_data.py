@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -376,4 +378,23 @@ def test_json_has_no_such_numbers_in_arrays_either(number: float, dtype: str) ->
     assert json_bytes({"a": array[:1], "b": array[0]}) == b'{"a":[1.0],"b":1.0}'
     for value in ({"a": array}, [array[1]]):
         with pytest.raises(ValueError, match="JSON has no numbers"):
+            json_bytes(value)
+
+
+@dataclass
+class Measured:
+    value: object
+    data: bytes = b"x"
+
+
+class Stored(msgspec.Struct):
+    value: object
+
+
+@pytest.mark.parametrize("number", [math.nan, -math.inf])
+def test_json_has_no_such_numbers_in_fields_and_sets_either(number: float) -> None:
+    assert json_bytes(Measured({1: 2.5})) == b'{"value":{"1":2.5},"data":"eA=="}'
+    assert json_bytes([Stored({1})]) == b'[{"value":[1]}]'
+    for value in (Measured(number), Stored([number]), {"a": Measured(Stored(number))}, [{number}]):
+        with pytest.raises(ValueError, match="JSON has no number"):
             json_bytes(value)
