@@ -357,6 +357,11 @@ def _written(name: str, value: Any, kind: _Kind) -> Any:
         _refuse(name, value, _shown(kind))
     if kind.name == "float":
         return repr(float(value))
+    if kind.name in ("dict", "list"):
+        parts = value.values() if kind.name == "dict" else value
+        if any(isinstance(part, Item) for part in parts):
+            whole = "dict[str, Item]" if kind.name == "dict" else "list[Item]"
+            _refuse(name, value, _shown(kind), f"it has items; annotate it with {whole}")
     if kind.name in ("dict", "list", "struct", "int", "bool"):
         try:
             return json_bytes(value)

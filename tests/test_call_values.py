@@ -185,6 +185,8 @@ def test_results(kinds: tuple[str, ...], names: list[str], returned: Any, expect
         (("dict",), {"a": float("inf")}, "JSON has no number inf"),
         (("list",), [b"x"], "JSON has no bytes"),
         (("list",), [object()], "a value of type object is not a JSON value"),
+        (("list",), [Item("n", 1, b"")], "it has items; annotate it with list[Item]"),
+        (("dict",), {"a": Item("n", 1, b"")}, "it has items; annotate it with dict[str, Item]"),
         (("list:int",), "12", "expected several values of int, found str"),
         (("str", "str"), ("a",), "a tuple of 1 values was returned for 2 output sets"),
         (("str", "str"), "a", "a str was returned; return a dict or a tuple with a, b"),
