@@ -116,10 +116,15 @@ def test_forged_replies(engine: ProcessEngine, what: str) -> None:
 
 def test_forged_counts_and_sizes_meet_the_limits(engine: ProcessEngine) -> None:
     many = forged(done([["", 0, 0]] * 11))
-    assert isinstance(say(engine, many, output_items=10), BadOutput)
-    assert isinstance(
-        say(engine, forged(done([["", 0, 64]]), bytes(64)), output_bytes=63), BadOutput
-    )
+    large = forged(done([["", 0, 64]]), bytes(64))
+    huge = "def f(x): return bytes(100_000)"
+    for error, limit in (
+        (say(engine, many, output_items=10), "output_items"),
+        (say(engine, large, output_bytes=63), "output_bytes"),
+        (attempt(engine, huge, output_bytes=1000), "output_bytes"),
+    ):
+        assert isinstance(error, BadOutput)
+        assert f"its limit '{limit}'" in str(error)
 
 
 def test_forged_errors_are_only_the_functions_own(engine: ProcessEngine) -> None:

@@ -96,9 +96,13 @@ class SandboxReply:
             raise BadOutput(self._name, f"a reply of {len(message)} bytes")
         self._record_bytes, self._data_bytes = wire.PREFIX.unpack_from(message)
         if self._record_bytes > _record_limit_bytes(limits):
-            raise BadOutput(self._name, f"more than {limits.output_items} items")
+            raise BadOutput(
+                self._name, f"more than {limits.output_items} items, its limit 'output_items'"
+            )
         if self._data_bytes > _data_limit_bytes(limits):
-            raise BadOutput(self._name, f"more than {limits.output_bytes} bytes")
+            raise BadOutput(
+                self._name, f"more than {limits.output_bytes} bytes, its limit 'output_bytes'"
+            )
         self._data_start = wire.aligned(wire.PREFIX.size + self._record_bytes)
         self._inline = len(message) > wire.PREFIX.size
         if self._inline and len(message) != self._data_start + self._data_bytes:
@@ -161,10 +165,12 @@ class SandboxReply:
         limits = self._spec.limits
         count = sum(len(entries or ()) for entries in listed)
         if count > limits.output_items:
-            raise BadOutput(self._name, f"{count} items are more than {limits.output_items}")
+            limit = f"its limit 'output_items', {limits.output_items}"
+            raise BadOutput(self._name, f"{count} items are more than {limit}")
         sizes = [entry.size_bytes for entries in listed for entry in entries or ()]
         if sum(sizes) > limits.output_bytes:
-            raise BadOutput(self._name, f"{sum(sizes)} bytes are more than {limits.output_bytes}")
+            limit = f"its limit 'output_bytes', {limits.output_bytes}"
+            raise BadOutput(self._name, f"{sum(sizes)} bytes are more than {limit}")
         if sum(map(wire.aligned, sizes)) != self._data_bytes:
             raise BadOutput(self._name, f"its items do not add up to {self._data_bytes} bytes")
 

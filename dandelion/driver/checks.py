@@ -58,7 +58,9 @@ def check_outputs(spec: FunctionSpec, outputs: InstanceSets) -> InstanceSets:
         except InvalidInput as error:
             raise BadOutput(spec.name, str(error)) from None
     if count > spec.limits.output_items:
-        raise BadOutput(spec.name, f"{count} items are more than {spec.limits.output_items}")
+        limit = f"its limit 'output_items', {spec.limits.output_items}"
+        raise BadOutput(spec.name, f"{count} items are more than {limit}")
     if size > spec.limits.output_bytes:
-        raise BadOutput(spec.name, f"{size} bytes are more than {spec.limits.output_bytes}")
+        limit = f"its limit 'output_bytes', {spec.limits.output_bytes}"
+        raise BadOutput(spec.name, f"{size} bytes are more than {limit}")
     return tuple(result)
