@@ -13,6 +13,7 @@ from dandelion.dataflow.sharding import (
     Partitioning,
     groups_of,
     instances,
+    joined_rows,
     merged,
     partition_counts,
 )
@@ -141,6 +142,28 @@ def test_right_join_of_no_rows_keeps_the_width() -> None:
     sets = [keyed("a", 0), keyed("b", 1), keyed("c", 2)]
     found = run([Sharding.KEYED] * 3, sets, (0, 1, 2), (Strategy.INNER, Strategy.RIGHT))
     assert found == [(None, None, sets[2])]
+
+
+@pytest.mark.parametrize("last", [*Strategy, None])
+def test_rows_of_very_large_joins_are_made_one_by_one(last: Strategy | None) -> None:
+    many = keyed("a", *range(20_000))
+    one = keyed("b", 19_999)
+    sets = [many, many, many, many] if last is None else [many, many, many, many, one]
+    by = [Strategy.CROSS] * 3 if last is None else [*[Strategy.CROSS] * 3, last]
+    found = instances(groups_of([Sharding.KEYED] * len(sets), range(len(sets)), by), sets, POLICY)
+    first = [keys_of(item_set) for item_set in next(found)]
+    matches = last in (Strategy.INNER, Strategy.RIGHT)
+    assert first[:4] == [{0}, {0}, {0}, {19_999 if matches else 0}]
+    fewer = 20_000**3
+    assert joined_rows(sets, by).count == (fewer if matches else 20_000 * fewer)
+
+
+@pytest.mark.parametrize("length", [99, 100, 101, 1500])
+def test_joins_of_many_sets(length: int) -> None:
+    one, two = keyed("a", 1), keyed("b", 1, 2)
+    crosses = [Strategy.CROSS, Strategy.RIGHT] * length
+    rows = list(joined_rows([two, *[one] * 2 * length], crosses))
+    assert [keys_of(row[0]) for row in rows] == [{1}, {2}]
 
 
 def test_empty_inner_join_runs_nothing_even_with_other_parameters() -> None:

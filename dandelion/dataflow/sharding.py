@@ -139,23 +139,33 @@ def instances(
     if all(g.sharding is Sharding.ALL for g in groups):
         yield tuple(sets)
         return
-    values = _values(groups, sets, policy)
-    for combination in itertools.product(*values):
-        instance: list[ItemSet | None] = [None] * width
-        for group, row in zip(groups, combination, strict=True):
-            for position, item_set in zip(group.positions, row, strict=True):
-                instance[position] = item_set
-        yield tuple(instance)
+    first, *others = _values(groups, sets, policy)
+    for slowest in first:
+        for rest in itertools.product(*others):
+            instance: list[ItemSet | None] = [None] * width
+            for group, row in zip(groups, (slowest, *rest), strict=True):
+                for position, item_set in zip(group.positions, row, strict=True):
+                    instance[position] = item_set
+            yield tuple(instance)
 
 
 def _values(
     groups: Sequence[Group], sets: Sequence[ItemSet | None], policy: Partitioning
-) -> list[list[Row]]:
-    """Return all values of every group; ``any`` groups are partitioned depending on the others."""
+) -> tuple[JoinedRows | list[Row], ...]:
+    """Return all values of every group; ``any`` groups are partitioned depending on the others.
+
+    The rows of a join of ``keyed`` sets, which is the first group, are made as they are needed.
+    """
+    lazy = None
+    if len(groups[0].positions) > 1 and groups[0].sharding not in _ANY:
+        lazy = joined_rows([sets[p] for p in groups[0].positions], groups[0].strategies)
+        groups = groups[1:]
     values = [list(_units(group, sets)) for group in groups]
     chosen = [i for i, g in enumerate(groups) if g.sharding in _ANY]
     if chosen:
         fixed = math.prod(len(values[i]) for i in range(len(groups)) if i not in chosen)
+        if lazy is not None:
+            fixed *= lazy.count
         largest = [_largest(groups[i], sets) for i in chosen]
         sizes = [size for size, _ in largest]
         counts = partition_counts([len(values[i]) for i in chosen], sizes, policy, fixed)
@@ -165,7 +175,7 @@ def _values(
                 values[i] = list(_filled_rows(values[i], count, at, minima[at]))
             else:
                 values[i] = list(_merged_rows(values[i], count))
-    return values
+    return (*values,) if lazy is None else (lazy, *values)
 
 
 def _units(group: Group, sets: Sequence[ItemSet | None]) -> Iterator[Row]:
@@ -288,22 +298,73 @@ def by_key(item_set: ItemSet | None) -> dict[int, ItemSet]:
     }
 
 
-def joined_rows(sets: Sequence[ItemSet | None], strategies: Sequence[Strategy]) -> Iterator[Row]:
+@dataclass(frozen=True, slots=True)
+class JoinedRows:
+    """Rows of a join, made one after the other, since ``cross`` may make very many.
+
+    A chain of joins is cut before each ``cross``. Within a part, each key has one row. A row that
+    has the set after ``cross`` stands for a pair with every row of the earlier parts.
+
+    Attributes:
+        earlier: rows of the parts before.
+        width: sets of these rows.
+        part: rows of the last part, keys ascending.
+        by_key: all rows are ordered by the key of the last part, not by the earlier rows first.
+        count: number of rows.
+    """
+
+    earlier: JoinedRows | list[Row]
+    width: int
+    part: list[Row]
+    by_key: bool
+    count: int
+
+    def __iter__(self) -> Iterator[Row]:
+        if not self.part:
+            return
+        if not self.by_key:
+            for row in self.earlier:
+                for end in self.part:
+                    yield (*row, *end)
+            return
+        absent = (None,) * self.width
+        for end in self.part:
+            if end[0] is None:
+                yield (*absent, *end)
+            else:
+                for row in self.earlier:
+                    yield (*row, *end)
+
+
+_NESTED_LIMIT = 100
+"""Iterators of a join within each other; a chain with more of them is made as a list."""
+
+
+def joined_rows(sets: Sequence[ItemSet | None], strategies: Sequence[Strategy]) -> JoinedRows:
     """Join keyed sets from left to right (rule 3)."""
     parts = [by_key(item_set) for item_set in sets]
-    rows: _Rows = [(key, (part,)) for key, part in parts[0].items()]
-    for width, (strategy, right) in enumerate(zip(strategies, parts[1:], strict=True), start=1):
-        rows = _join(rows, width, strategy, right)
-    return (row for _, row in rows)
+    starts = [0, *(at for at, s in enumerate(strategies, start=1) if s is Strategy.CROSS)]
+    found = JoinedRows([], 0, [()], False, 1)  # a row without sets, which the first set extends
+    earlier: JoinedRows | list[Row] = [()]
+    for nested, (start, end) in enumerate(itertools.pairwise([*starts, len(sets)]), start=1):
+        if nested > 1:
+            earlier = list(found) if nested % _NESTED_LIMIT == 0 else found
+        rows: _Rows = [(key, (part,)) for key, part in parts[start].items()] if found.count else []
+        by = strategies[start : end - 1]
+        for width, (strategy, right) in enumerate(zip(by, parts[start + 1 : end], strict=True), 1):
+            rows = _join(rows, width, strategy, right)
+        paired = sum(row[0] is not None for _, row in rows)
+        count = found.count * paired + len(rows) - paired
+        by_key_first = Strategy.RIGHT in by or Strategy.FULL in by
+        found = JoinedRows(earlier, start, [row for _, row in rows], by_key_first, count)
+    return found
 
 
 _Rows: TypeAlias = list[tuple[int, Row]]
 
 
 def _join(rows: _Rows, width: int, strategy: Strategy, right: dict[int, ItemSet]) -> _Rows:
-    """Join rows of `width` sets, each with its key, with one more set."""
-    if strategy is Strategy.CROSS:
-        return [(key, (*row, part)) for _, row in rows for key, part in right.items()]
+    """Join rows of `width` sets, each with a key of its own, with one more set, but for `cross`."""
     keep_left = strategy in (Strategy.LEFT, Strategy.FULL)
     result = [(key, (*row, right.get(key))) for key, row in rows if keep_left or key in right]
     if strategy in (Strategy.RIGHT, Strategy.FULL):
