@@ -2,6 +2,8 @@
 
 import pytest
 
+from dandelion.data import Item, ItemSet
+from dandelion.dataflow.sharding import ROWS_LIMIT
 from dandelion.dispatcher import (
     Cancel,
     Complete,
@@ -20,6 +22,7 @@ from dandelion.errors import (
     NotRecorded,
     Overloaded,
     RequestFailed,
+    TooMany,
 )
 from dandelion.set_values import item_set
 from tests.failing_walks import (
@@ -124,6 +127,38 @@ def test_messages_take_a_bounded_amount_of_memory(monkeypatch: pytest.MonkeyPatc
     messages = [e.message for e in read(errors)]
     assert any(messages)
     assert "" in messages
+
+
+PAIRS = "Join(a = anyKeyed s, b = anyKeyed t) => (u = c) by a cross b;"
+
+
+def keyed(count: int) -> ItemSet:
+    return ItemSet("s", tuple(Item(f"i{n}", n, b"x") for n in range(count)))
+
+
+@pytest.mark.parametrize("before", ["", "F(a = each s) => (m = b);"])
+def test_a_join_of_too_many_rows_to_partition_fails(before: str) -> None:
+    text = f"composition C(s, t) => (u) {{ {before} {PAIRS} }}"
+    found = drive(text, passed_on, keyed(513), keyed(512))
+    assert isinstance(found, ApplicationFailed)
+    assert (found.application, found.instance) == ("Join", 0)
+    assert isinstance(found.root, TooMany)
+    assert (found.root.count, found.root.limit) == (513 * 512, ROWS_LIMIT)
+    (joined,) = outputs_of(drive(text, passed_on, keyed(100), keyed(100)))
+    assert joined is not None
+    assert len(joined) == 100 * 100
+
+
+def test_a_join_of_too_many_rows_can_be_caught() -> None:
+    text = f"""composition C(s, t) => (u, e, w) {{
+        {PAIRS[:-1]} catch e;
+        F(a = each s) => (w = b);
+    }}"""
+    joined, errors, others = outputs_of(drive(text, passed_on, keyed(513), keyed(512)))
+    assert joined is None
+    assert [(one.kind, one.instance, one.attempts) for one in read(errors)] == [("TooMany", 0, 1)]
+    assert others is not None
+    assert len(others) == 513
 
 
 def counting(good: int, error: DandelionError, seen: list[int]) -> Answer:

@@ -34,12 +34,15 @@ from typing import TypeAlias
 
 from dandelion.data import Item, ItemSet
 from dandelion.dataflow.graph import Sharding, Strategy
+from dandelion.errors import TooMany
 
 Instance: TypeAlias = tuple[ItemSet | None, ...]
 Row: TypeAlias = tuple[ItemSet | None, ...]
 """One value of a group: a set for each of its parameters."""
 
 _ANY = (Sharding.ANY_EACH, Sharding.ANY_KEYED)
+ROWS_LIMIT = 1 << 18
+"""Rows of a join that is partitioned: a partition is a set, so all its rows are there at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,9 @@ def instances(
         groups: from `groups_of`.
         sets: by position; None where unbound or absent. Absent sets must be optional ones.
         policy: for ``any`` shardings.
+
+    Raises:
+        TooMany: a join of ``anyKeyed`` sets has more than `ROWS_LIMIT` rows; at the first instance.
     """
     width = len(sets)
     if all(item_set is None for item_set in sets):
@@ -182,7 +188,10 @@ def _units(group: Group, sets: Sequence[ItemSet | None]) -> Iterator[Row]:
     """Yield the smallest values of one group (rules 2 and 3)."""
     first = sets[group.positions[0]]
     if len(group.positions) > 1:
-        yield from joined_rows([sets[p] for p in group.positions], group.strategies)
+        rows = joined_rows([sets[p] for p in group.positions], group.strategies)
+        if rows.count > ROWS_LIMIT:
+            raise TooMany("a join of anyKeyed sets", "rows", rows.count, ROWS_LIMIT)
+        yield from rows
     elif first is None or group.sharding is Sharding.ALL:
         yield (first,)
     elif group.sharding in (Sharding.EACH, Sharding.ANY_EACH):

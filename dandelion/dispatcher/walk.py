@@ -55,7 +55,7 @@ from dandelion.dispatcher.frames import (
 )
 from dandelion.dispatcher.instructions import Cancel, Complete, Fail, Instruction, Pause, Run
 from dandelion.dispatcher.plan import ApplicationPlan, CompositionPlan, FailurePlan
-from dandelion.errors import ApplicationFailed, Cancelled, DandelionError, root_of
+from dandelion.errors import ApplicationFailed, Cancelled, DandelionError, TooMany, root_of
 from dandelion.failures import CAUGHT_LIMIT, MESSAGES_LIMIT, NEVER, caught_item, pause_s
 
 _NONE: Iterator[Instance] = iter(())
@@ -346,7 +346,11 @@ class Walk:
     def _advance(self, frame: Frame, running: Running) -> None:
         """Make instances up to the window; merge after the last one has finished."""
         while not running.exhausted and running.in_flight < self._window:
-            inputs = next(running.source, None)
+            try:
+                inputs = next(running.source, None)
+            except TooMany as error:
+                self._refuse(frame, running, error)
+                return
             if inputs is None:
                 running.exhausted = True
                 running.sets = ()
@@ -358,6 +362,16 @@ class Walk:
             self._send(call)
         if running.exhausted and not running.in_flight:
             self._merge(frame, running)
+
+    def _refuse(self, frame: Frame, running: Running, error: DandelionError) -> None:
+        """Fail an application that can have no instances."""
+        call = InFlight(frame, running, running.made, (None,) * len(running.plan.sources))
+        running.made += 1
+        running.in_flight += 1
+        running.exhausted = True
+        running.outputs.append(())
+        found = self._failed(call, error, may_try_again=False)
+        self._instructions = [*found, *self._instructions]
 
     def _send(self, call: InFlight) -> None:
         """Run an instance, for the first time or again."""
