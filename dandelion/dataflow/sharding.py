@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from dandelion.data import Item, ItemSet
+from dandelion.data import ItemSet
 from dandelion.dataflow.graph import Sharding, Strategy
 from dandelion.errors import TooMany
 
@@ -40,6 +40,7 @@ Instance: TypeAlias = tuple[ItemSet | None, ...]
 Row: TypeAlias = tuple[ItemSet | None, ...]
 """One value of a group: a set for each of its parameters."""
 
+_key = operator.attrgetter("key")
 _ANY = (Sharding.ANY_EACH, Sharding.ANY_KEYED)
 ROWS_LIMIT = 1 << 18
 """Rows of a join that is partitioned: a partition is a set, so all its rows are there at once."""
@@ -157,30 +158,33 @@ def instances(
 
 def _values(
     groups: Sequence[Group], sets: Sequence[ItemSet | None], policy: Partitioning
-) -> tuple[JoinedRows | list[Row], ...]:
+) -> tuple[Iterable[Row], ...]:
     """Return all values of every group; ``any`` groups are partitioned depending on the others.
 
-    The rows of a join of ``keyed`` sets, which is the first group, are made as they are needed.
+    Values of the first group are made as they are needed, since there may be very many: all of
+    them, or, beside ``any`` groups, the rows of a join.
     """
+    chosen = [i for i, g in enumerate(groups) if g.sharding in _ANY]
+    if not chosen:
+        return (_units(groups[0], sets), *[list(_units(g, sets)) for g in groups[1:]])
     lazy = None
     if len(groups[0].positions) > 1 and groups[0].sharding not in _ANY:
         lazy = joined_rows([sets[p] for p in groups[0].positions], groups[0].strategies)
         groups = groups[1:]
+        chosen = [i - 1 for i in chosen]
     values = [list(_units(group, sets)) for group in groups]
-    chosen = [i for i, g in enumerate(groups) if g.sharding in _ANY]
-    if chosen:
-        fixed = math.prod(len(values[i]) for i in range(len(groups)) if i not in chosen)
-        if lazy is not None:
-            fixed *= lazy.count
-        largest = [_largest(groups[i], sets) for i in chosen]
-        sizes = [size for size, _ in largest]
-        counts = partition_counts([len(values[i]) for i in chosen], sizes, policy, fixed)
-        for i, (size, at), count in zip(chosen, largest, counts, strict=True):
-            minima = groups[i].minima
-            if minima and minima[at] and size:
-                values[i] = list(_filled_rows(values[i], count, at, minima[at]))
-            else:
-                values[i] = list(_merged_rows(values[i], count))
+    fixed = math.prod(len(values[i]) for i in range(len(groups)) if i not in chosen)
+    if lazy is not None:
+        fixed *= lazy.count
+    largest = [_largest(groups[i], sets) for i in chosen]
+    sizes = [size for size, _ in largest]
+    counts = partition_counts([len(values[i]) for i in chosen], sizes, policy, fixed)
+    for i, (size, at), count in zip(chosen, largest, counts, strict=True):
+        minima = groups[i].minima
+        if minima and minima[at] and size:
+            values[i] = list(_filled_rows(values[i], count, at, minima[at]))
+        else:
+            values[i] = list(_merged_rows(values[i], count))
     return (*values,) if lazy is None else (lazy, *values)
 
 
@@ -189,7 +193,7 @@ def _units(group: Group, sets: Sequence[ItemSet | None]) -> Iterator[Row]:
     first = sets[group.positions[0]]
     if len(group.positions) > 1:
         rows = joined_rows([sets[p] for p in group.positions], group.strategies)
-        if rows.count > ROWS_LIMIT:
+        if group.sharding in _ANY and rows.count > ROWS_LIMIT:
             raise TooMany("a join of anyKeyed sets", "rows", rows.count, ROWS_LIMIT)
         yield from rows
     elif first is None or group.sharding is Sharding.ALL:
@@ -198,7 +202,8 @@ def _units(group: Group, sets: Sequence[ItemSet | None]) -> Iterator[Row]:
         for item in first.items:
             yield (ItemSet(first.name, (item,), first.dtype, first.shape),)
     else:
-        yield from ((part,) for part in by_key(first).values())
+        for _, part in _keyed(first):
+            yield (part,)
 
 
 def _largest(group: Group, sets: Sequence[ItemSet | None]) -> tuple[int, int]:
@@ -296,15 +301,14 @@ def _concatenated(parts: Iterable[ItemSet | None]) -> ItemSet | None:
 
 def by_key(item_set: ItemSet | None) -> dict[int, ItemSet]:
     """Split a set by key, keys ascending; items of a key keep their order."""
-    if item_set is None:
-        return {}
-    parts: dict[int, list[Item]] = {}
-    for item in item_set.items:
-        parts.setdefault(item.key, []).append(item)
-    return {
-        key: ItemSet(item_set.name, tuple(parts[key]), item_set.dtype, item_set.shape)
-        for key in sorted(parts)
-    }
+    return {} if item_set is None else dict(_keyed(item_set))
+
+
+def _keyed(item_set: ItemSet) -> Iterator[tuple[int, ItemSet]]:
+    """Yield each key and its part, see `by_key`."""
+    name, dtype, shape = item_set.name, item_set.dtype, item_set.shape
+    for key, items in itertools.groupby(sorted(item_set.items, key=_key), _key):
+        yield key, ItemSet(name, tuple(items), dtype, shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,6 +421,3 @@ def _sorted(name: str, parts: Iterable[ItemSet | None]) -> ItemSet | None:
         everything = itertools.chain.from_iterable(part.items for part in present)
         items = tuple(sorted(everything, key=_key))
     return ItemSet(name, items, first.dtype, first.shape)
-
-
-_key = operator.attrgetter("key")
