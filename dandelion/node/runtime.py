@@ -35,7 +35,7 @@ from dandelion.scheduler.actions import Action, Fetch, Look, Plan, Send, Start
 TURN_NS = 2_000_000
 """After how long the loop's other work has its turn."""
 LOOK_EVERY = 32
-"""After how many events the runtime looks at the clock."""
+"""After how many events and actions the runtime looks at the clock."""
 LOOKS = 4
 """How often the loop looks for answers, without sleeping, before its other work has its turn."""
 STARVED_NS = 2_000_000
@@ -237,16 +237,19 @@ class Runtime:
         count = 0
         while True:
             self._carrying = True
-            for action in scheduler.take():
+            actions = scheduler.take()
+            count += 1 + len(actions)
+            for action in actions:
                 try:
                     carriers[type(action)](action)
                 except Exception as error:
                     self._repair(action, to_dandelion_error(error))
-            action = None  # the last one may hold the data of an invocation that ended
+            action = None  # these may hold the data of invocations that ended
+            actions.clear()
             self._carrying = False
-            count += 1
-            look = not count % LOOK_EVERY
+            look = count >= LOOK_EVERY
             if look:
+                count = 0
                 if time.monotonic_ns() > end_ns:
                     return False
                 if posted:
