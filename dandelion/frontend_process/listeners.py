@@ -13,7 +13,8 @@ chooses one for each new connection by a hash of both addresses. What was weighe
 
 A socket that its process alone holds would lose the connections in its queue when the process is
 killed. Here the node opens all of them and keeps them open: the queue survives, and the process
-that takes the place of the killed one finds it. Until then one in N new connections waits.
+that takes the place of the killed one finds it. Until then one in N new connections waits. If none
+can be started, the socket is closed, and the others get its connections.
 
 A second program that asks for the port must be refused, also where the same user runs it. So the
 first socket is bound without SO_REUSEPORT, which is set before the others are bound: the kernel
@@ -25,6 +26,7 @@ Source: ``socket(7)``; ``inet_csk_bind_conflict`` in Linux.
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 from dandelion.frontend.listener import BACKLOG, bind, refused
 from dandelion.settings import Settings
@@ -41,15 +43,27 @@ def bind_several(host: str, port: int, count: int, settings: Settings) -> list[s
     try:
         first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         address = first.getsockname()
-        for _ in range(count - 1):
-            one = socket.socket(first.family, first.type, first.proto)
-            opened.append(one)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            one.bind(address)
-            one.listen(BACKLOG)
+        opened.extend(bind_another(first.family, address) for _ in range(count - 1))
     except OSError as error:
         for one in opened:
             one.close()
         raise refused(host, port, error) from None
     return opened
+
+
+def bind_another(family: int, address: tuple[Any, ...]) -> socket.socket:
+    """Open one more listening socket on the port of others.
+
+    Raises:
+        OSError: the system refuses it.
+    """
+    one = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        one.bind(address)
+        one.listen(BACKLOG)
+    except OSError:
+        one.close()
+        raise
+    return one

@@ -2,8 +2,8 @@
 
 A process that dies is started again: at once if it had served for `STEADY_S`, else after a pause
 that begins with `FIRST_PAUSE_S` and doubles each time. Its listening socket stays open meanwhile,
-see `listeners`. A process whose link ends otherwise, for example after a message that cannot be
-read, is killed.
+see `listeners`, but not after `START_TRIES` failures in a row. A process whose link ends otherwise,
+for example after a message that cannot be read, is killed.
 
 The end of a process is seen in three steps, in any order: its link ends, its pidfd becomes
 readable, its lifeline ends. Its invocations are cancelled at the first of them, a new process is
@@ -33,7 +33,7 @@ from dandelion.frontend.access_log import access_log_of
 from dandelion.frontend.listener import reserve
 from dandelion.frontend.server import reload_node, tokens_of
 from dandelion.frontend.tls import certificate_of
-from dandelion.frontend_process.listeners import bind_several
+from dandelion.frontend_process.listeners import bind_another, bind_several
 from dandelion.frontend_process.messages import Open, Reload
 from dandelion.frontend_process.node_link import NodeLink
 from dandelion.frontend_process.status import StatusWriter
@@ -61,7 +61,8 @@ class _Place:
 
     Attributes:
         program: the module that the process runs.
-        listener: its listening socket; that of gRPC only reserves the port.
+        listener: its listening socket; that of gRPC only reserves the port. It is closed if no
+            process can be started for long.
         process: None between two processes.
         link: to the process.
         begun: when the process was started, on the loop's clock.
@@ -251,6 +252,8 @@ class Supervisor:
     def _start(self, place: _Place) -> None:
         place.start = None
         try:
+            if place.listener.fileno() < 0:
+                place.listener = bind_another(place.listener.family, self.address)
             place.process, pidfd, ours, lifeline = self._spawned(place)
         except OSError as error:
             log.error("a frontend cannot be started", extra={"why": str(error)})
@@ -337,6 +340,8 @@ class Supervisor:
         self._start_later(place)
 
     def _start_later(self, place: _Place) -> None:
+        if place.failures >= START_TRIES and place.program == HTTP:
+            place.listener.close()
         if not self._is_ending:
             pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (place.failures - 1))
             delay_s = pause_s if place.failures else 0.0

@@ -35,6 +35,7 @@ from tests.processes import children_of, lives
 from .frontend_processes import Processes
 from .served import DOCUMENT, GateDriver
 
+CLIENTS = 20
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -224,7 +225,7 @@ def test_a_frontend_whose_access_log_cannot_be_opened_says_so_and_comes_back(
     folder = tmp_path / "logs"
     folder.mkdir()
     settings = msgspec.structs.replace(SETTINGS, access_log=str(folder / "access.log"))
-    with Processes(settings, [], 1) as processes:
+    with Processes(settings, [], 2) as processes:
         (folder / "access.log").unlink()
         folder.rmdir()
         written = []
@@ -233,12 +234,25 @@ def test_a_frontend_whose_access_log_cannot_be_opened_says_so_and_comes_back(
             written.append(capfd.readouterr().err)
             return "the frontend cannot start" in "".join(written)
 
+        place, _ = processes.supervisor._places
         os.kill(processes.supervisor.pids[0], signal.SIGKILL)
         wait_until(is_said)
+        wait_until(lambda: place.listener.fileno() < 0)
+        for _ in range(CLIENTS):  # the other frontend gets all of them
+            assert is_healthy(processes.port)
         folder.mkdir()
-        wait_until(lambda: processes.supervisor._places[0].is_ready)
+        wait_until(lambda: place.is_ready)
+        assert place.listener.getsockname()[1] == processes.port
+        assert place.listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        assert all(is_healthy(processes.port) for _ in range(CLIENTS))
     written.append(capfd.readouterr().err)
     assert "Traceback" not in "".join(written)
+
+
+def is_healthy(port: int) -> bool:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, LIMIT_S)) as connection:
+        connection.request("GET", "/healthz")
+        return connection.getresponse().status == 200
 
 
 def open_files() -> int:
