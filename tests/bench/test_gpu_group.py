@@ -13,6 +13,7 @@ import pytest
 from dandelion.bench.experiment import Bench, all_experiments
 from dandelion.bench.experiments import (
     gpu_branches,
+    gpu_callers,
     gpu_chain,
     gpu_engines,
     gpu_fault,
@@ -110,6 +111,15 @@ def test_nodes_that_poll_are_compared_with_nodes_that_sleep() -> None:
     assert all(row.count for row in panel.rows)
     done = {row.x for row in panel.rows if row.values.get("done_per_s")}
     assert done == {polling.BESIDE}
+
+
+def test_callers_wait_in_a_program_and_over_http() -> None:
+    found = gpu_callers.callers(QUICK)
+    ways = (gpu_callers.AWAITED, *gpu_callers.FRONTENDS)
+    (panel,) = found.panels
+    assert {(row.system, row.x) for row in panel.rows} == {(w, x) for w in ways for x in (1, 4)}
+    assert all(row.count and row.values["achieved_per_s"] > 0 for row in panel.rows)
+    assert not found.budgets
 
 
 def test_a_hot_call_is_timed_bare_here_and_through_nodes() -> None:
