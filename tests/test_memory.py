@@ -6,9 +6,11 @@ What every domain must do is in ``conformance/test_domain.py``.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import gc
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -21,7 +23,14 @@ from hypothesis import strategies as st
 
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.errors import ContextFull, InvalidInput
-from dandelion.memory import ArenaMap, HeapDomain, SharedDomain, TransferCounts, Transfers
+from dandelion.memory import (
+    ArenaMap,
+    HeapDomain,
+    SharedDomain,
+    TransferCounts,
+    Transfers,
+    shared,
+)
 from dandelion.memory.context import PAGE_BYTES
 from dandelion.memory.lease import address_of, leased_view
 from dandelion.testing import Failing, Limited, Tracked
@@ -322,6 +331,49 @@ def test_recycling_from_many_threads_zeroes_each_range_once() -> None:
         domain.recycle()
         assert domain.stats().used_bytes == 0
         assert domain.acquire(64 * PAGE)
+
+
+@pytest.fixture
+def zeroed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of memory that was zeroed by one write each."""
+    sizes: list[int] = []
+    write = ctypes.memset
+
+    def note(address: int, value: int, size: int) -> int:
+        sizes.append(size)
+        return write(address, value, size)
+
+    monkeypatch.setattr(ctypes, "memset", note)
+    return sizes
+
+
+def test_neighbours_are_zeroed_together(zeroed: list[int]) -> None:
+    with arena(16 * PAGE) as domain:
+        used = [domain.acquire(PAGE).write(0, b"s" * PAGE) for _ in range(16)]
+        random.Random(1).shuffle(used)
+        kept = next(view for view in used if domain.locate(view) == 5 * PAGE)
+        used.clear()
+        assert domain.recycle() == 15 * PAGE
+        assert sorted(zeroed) == [5 * PAGE, 10 * PAGE]
+        assert domain.stats().used_bytes == PAGE
+        assert domain.stats().contexts == 1
+        del kept
+        assert domain.recycle() == PAGE
+        assert not bytes(domain.acquire(16 * PAGE).view).strip(b"\0")
+
+
+def test_who_waits_for_memory_waits_for_no_more_than_is_needed(
+    zeroed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "_EAGER_BYTES", 0)
+    monkeypatch.setattr(shared, "_BATCH_BYTES", 4 * PAGE)
+    with arena(64 * PAGE) as domain:
+        used = [domain.acquire(2 * PAGE) for _ in range(32)]
+        used.clear()
+        assert domain.acquire(2 * PAGE)
+        assert sum(zeroed) == 4 * PAGE
+        assert domain.acquire(10 * PAGE)  # as soon as so many neighbours are free
+        assert sum(zeroed) <= 16 * PAGE
 
 
 @pytest.mark.parametrize("step", [1, 2])

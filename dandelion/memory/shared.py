@@ -31,6 +31,8 @@ _REMEDY = "use smaller inputs or fewer invocations at once, or raise 'arena_byte
 _LOOKS = 4
 """How many of the last returned slices are kept for `acquire_to_fill`, unless all are zeroed."""
 _WAITING_BYTES = 1024 * 1024  # zeroed by a waiting thread while it is still in the caches
+_BATCH_BYTES = 16 * 1024 * 1024
+"""So much is zeroed between two looks whether it is enough: a few milliseconds."""
 _F_ADD_SEALS = 1033
 _SEALS = 0x1 | 0x2 | 0x4  # seal, shrink, grow: linux/fcntl.h
 
@@ -93,6 +95,7 @@ class SharedDomain(MemoryDomain):
         self._ranges = FreeRanges(size)
         self._returned: deque[tuple[int, int]] = deque()
         self._leased = 0
+        self._in_zeroing_bytes = 0
         self._lock = threading.Lock()  # the ranges; held for microseconds
         self._zeroing = threading.Lock()  # held while memory is zeroed
 
@@ -101,7 +104,7 @@ class SharedDomain(MemoryDomain):
         self.recycle_some(_EAGER_BYTES, 0)
         start = self._take(size)
         while start is None:  # other threads may return and take memory meanwhile
-            zeroed = self.recycle()
+            zeroed = self._recycle_batch()
             start = self._take(size)
             if not zeroed:
                 break
@@ -151,8 +154,17 @@ class SharedDomain(MemoryDomain):
         return bool(self._returned)
 
     def recycle(self) -> int:
-        with self._zeroing:  # a thread that waits here finds all of the memory afterwards
-            return self._zero(self.map.size_bytes)
+        total = 0
+        while zeroed := self._recycle_batch():
+            total += zeroed
+            if total >= self.map.size_bytes:  # others return memory as fast
+                break
+        return total
+
+    def _recycle_batch(self) -> int:
+        """Zero some returned memory; return how many bytes, 0 if there is none."""
+        with self._zeroing:  # a thread that waits here finds the memory of another one afterwards
+            return self._zero(_BATCH_BYTES, least=1)
 
     def recycle_some(self, budget_bytes: int = _WAITING_BYTES, keep: int = _LOOKS) -> None:
         """Zero some memory unless another thread does; for a thread that waits anyway.
@@ -167,30 +179,42 @@ class SharedDomain(MemoryDomain):
             finally:
                 self._zeroing.release()
 
-    def _zero(self, budget_bytes: int, keep: int = 0) -> int:
+    def _zero(self, budget_bytes: int, keep: int = 0, least: int = 0) -> int:
         """Zero returned memory up to about a budget, and free it.
+
+        Neighbours are zeroed together. Each write gives the interpreter away, and a thread gets it
+        back from one that is busy only after milliseconds.
 
         Args:
             budget_bytes: how much at most.
             keep: how many slices are left as they are.
+            least: how many slices are zeroed whatever their size.
 
         Returns:
             The number of zeroed bytes.
         """
+        slices: list[tuple[int, int]] = []
         total = 0
         while len(self._returned) > keep:
             try:
                 start, size = self._returned.popleft()
             except IndexError:  # another thread took it to fill it
                 break
-            if size > budget_bytes - total:
+            if size > budget_bytes - total and len(slices) >= least:
                 self._returned.appendleft((start, size))
                 break
-            ctypes.memset(self.map.address + start, 0, size)
-            with self._lock:
-                self._ranges.give(start, size)
-                self._leased -= 1
+            slices.append((start, size))
             total += size
+        with self._lock:
+            self._leased -= len(slices)
+            self._in_zeroing_bytes = total
+        runs = _runs(slices)
+        for start, size in runs:
+            ctypes.memset(self.map.address + start, 0, size)
+        with self._lock:
+            self._in_zeroing_bytes = 0
+            for start, size in runs:
+                self._ranges.give(start, size)
         return total
 
     def locate(self, data: Bytes) -> int | None:
@@ -199,7 +223,7 @@ class SharedDomain(MemoryDomain):
     def stats(self) -> DomainStats:
         with self._lock:
             returned = [size for _, size in tuple(self._returned)]
-            taken = self.map.size_bytes - self._ranges.free
+            taken = self.map.size_bytes - self._ranges.free - self._in_zeroing_bytes
             contexts = self._leased - len(returned)
         return DomainStats(self.map.size_bytes, max(0, taken - sum(returned)), max(0, contexts))
 
@@ -209,3 +233,14 @@ class SharedDomain(MemoryDomain):
 
 def _pages(size_bytes: int) -> int:
     return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def _runs(slices: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join slices of memory, given by start and size, that follow each other."""
+    runs: list[tuple[int, int]] = []
+    for start, size in sorted(slices):
+        if runs and sum(runs[-1]) == start:
+            runs[-1] = runs[-1][0], runs[-1][1] + size
+        else:
+            runs.append((start, size))
+    return runs
