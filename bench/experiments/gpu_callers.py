@@ -147,7 +147,7 @@ def _row(way: str, count: int, several: list[tuple[float, Samples]]) -> Row:
 
 
 def _budgets(bench: Bench, rows: tuple[Row, ...]) -> tuple[Budget, ...]:
-    if not bench.gpu:
+    if not bench.gpu or bench.quick:
         return ()
     rates = {(row.system, row.x): row.values["achieved_per_s"] for row in rows}
     found = []
