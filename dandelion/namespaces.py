@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -160,11 +160,19 @@ class Namespace(Catalog):
         return self._prefixes.own(KINDS[kind], name)
 
     def _register(self, batch: Batch) -> list[Record]:
+        return self._added(batch, self._all.register)
+
+    def replace(self, batch: Batch, replaced: Sequence[Removal]) -> list[Record]:
+        qualified = self._qualified_removals(replaced)
+        return self._added(batch, lambda own: self._all.replace(own, qualified))
+
+    def _added(self, batch: Batch, add: Callable[[Batch], list[Record]]) -> list[Record]:
+        """Add a batch to the whole catalogue by `add`, under the names that it has there."""
         for record in batch.records():
             if _is_qualified(type(record), record.name):
                 raise InvalidInput(kind_of(record), f"{record.name!r} is not a valid name")
         if not self._prefixes.names:
-            return self._all.register(batch)
+            return add(batch)
         own = replace(
             batch,
             functions=[self._qualified(r) for r in batch.functions],
@@ -177,7 +185,7 @@ class Namespace(Catalog):
             libraries=[self._qualified(r) for r in batch.libraries],
         )
         try:
-            return [self._prefixes.plain(record) for record in self._all.register(own)]
+            return [self._prefixes.plain(record) for record in add(own)]
         except Conflict as error:
             raise self._plain_conflict(error) from None
 
@@ -209,13 +217,17 @@ class Namespace(Catalog):
     def blob_bytes(self, digest: Digest) -> int:
         return self._all.blob_bytes(digest)
 
-    def remove_together(self, removals: Sequence[Removal]) -> list[Record]:
+    def _qualified_removals(self, removals: Sequence[Removal]) -> list[Removal]:
         qualified = []
         for one in removals:
             kind = KINDS[one.kind]
             if _is_qualified(kind, one.name):
                 raise Unknown(one.kind, one.name, one.version)
             qualified.append(Removal(one.kind, self._prefixes.of(kind) + one.name, one.version))
+        return qualified
+
+    def remove_together(self, removals: Sequence[Removal]) -> list[Record]:
+        qualified = self._qualified_removals(removals)
         try:
             removed = self._all.remove_together(qualified)
         except Unknown as error:

@@ -11,6 +11,7 @@ order of steps ensures this, also if the process is killed between any two of th
 
     register:  write and flush blobs -> commit records -> show them in memory
     remove:    commit the removal -> hide it in memory -> unlink blobs
+    replace:   write and flush blobs -> commit both -> show and hide in memory -> unlink blobs
     open:      read records -> delete blobs that no record refers to
 
 Blobs are written outside the catalogue's lock, so large registrations do not delay small ones. A
@@ -34,7 +35,7 @@ import fcntl
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, TypeAlias
 
@@ -46,6 +47,7 @@ from dandelion.catalog import (
     CatalogState,
     MemoryCatalog,
     Record,
+    Removal,
     Slot,
     kind_of,
     used_blobs,
@@ -150,9 +152,9 @@ class SqliteCatalog(MemoryCatalog):
     def blob_bytes(self, digest: Digest) -> int:
         return self._files.size_bytes(digest)
 
-    def _register(self, batch: Batch) -> list[Record]:
+    def _exchange(self, batch: Batch, replaced: Sequence[Removal]) -> list[Record]:
         with self._written(batch.blobs, set(batch.blobs)):
-            return super()._register(batch)
+            return super()._exchange(batch, replaced)
 
     def restore(self, state: CatalogState, blobs: Mapping[Digest, Bytes]) -> list[Record]:
         with self._written(blobs, used_blobs(state.records()) & blobs.keys()):
@@ -181,11 +183,14 @@ class SqliteCatalog(MemoryCatalog):
     def _drop_blob(self, digest: Digest) -> None:
         self._files.delete(digest)
 
-    def _save(self, added: list[Record]) -> None:
+    def _store(self, added: Sequence[Record], removed: Sequence[Record]) -> None:
+        delete = "DELETE FROM records WHERE kind = ? AND name = ? AND version = ?"
         with self._transaction():
             self._write(added)
+            rows = [(kind_of(r), r.name, r.version) for r in removed]
+            self._db.executemany(delete, rows)
 
-    def _write(self, records: list[Record]) -> None:
+    def _write(self, records: Iterable[Record]) -> None:
         for record in records:
             body = msgspec.msgpack.encode(record)
             row = (kind_of(record), record.name, record.version)
@@ -199,12 +204,6 @@ class SqliteCatalog(MemoryCatalog):
             self._db.execute("DELETE FROM versions")
             self._write(state.records())
             self._db.executemany("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", state.newest)
-
-    def _erase(self, removed: list[Record]) -> None:
-        delete = "DELETE FROM records WHERE kind = ? AND name = ? AND version = ?"
-        with self._transaction():
-            rows = [(kind_of(r), r.name, r.version) for r in removed]
-            self._db.executemany(delete, rows)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -226,11 +225,12 @@ class SqliteCatalog(MemoryCatalog):
         """Read all records; return the newest version that was ever given of each name."""
         counted: dict[Slot, int] = {}
         try:
-            found = self._db.execute("SELECT generation FROM state").fetchone()
-            (self.generation,) = msgspec.convert(found, tuple[_Count])
+            state = self._db.execute("SELECT generation FROM state").fetchone()
+            (self.generation,) = msgspec.convert(state, tuple[_Count])
             rows = self._db.execute("SELECT kind, name, version, body FROM records")
             shape = tuple[str, str, _Count, bytes]
-            self._show([_record(*msgspec.convert(row, shape)) for row in rows])
+            found = [_record(*msgspec.convert(row, shape)) for row in rows]
+            self._show(found, self._view.changed(found))
             for row in self._db.execute("SELECT kind, name, newest FROM versions"):
                 kind, name, newest = msgspec.convert(row, tuple[str, str, _Count])
                 counted[kind, name] = newest

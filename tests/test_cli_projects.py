@@ -549,6 +549,53 @@ def test_dev_removes_what_the_file_no_longer_defines(app: Path) -> None:
         assert dev.end() == 0
 
 
+EXCHANGED = """
+import dandelion as dd
+
+@dd.function
+def {function}({sets}: str) -> str:
+    return {sets}.upper()
+
+@dd.composition
+def {composition}(a):
+    return {{"b": {function}(a)}}
+"""
+
+
+def test_dev_exchanges_the_names_of_a_function_and_a_composition(tmp_path: Path) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(EXCHANGED.format(function="up", sets="text", composition="whole"))
+    dev = Development(app)
+    try:
+        dev.until("registered up 1")
+        with Client(dev.url) as client:
+            app.write_text(EXCHANGED.format(function="whole", sets="text", composition="up"))
+            dev.until("registered whole 1, up 1")
+            assert client.invoke("up", a="x").b.text() == "X"
+            assert client.invoke("whole", text="x").result.text() == "X"
+            client.register("composition uses(p) => (w) { whole(text = all p) => (w = result); }")
+            app.write_text(EXCHANGED.format(function="up", sets="text", composition="whole"))
+            assert "'uses'" in dev.until("breaks it")
+            dev.until("stays")
+            assert client.invoke("up", a="x").b.text() == "X"
+            dev.until("up ok")
+    finally:
+        assert dev.end() == 0
+
+
+def test_dev_replaces_a_composition_together_with_its_function(tmp_path: Path) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(EXCHANGED.format(function="up", sets="text", composition="old"))
+    dev = Development(app)
+    try:
+        dev.until("registered up 1")
+        app.write_text(EXCHANGED.format(function="up", sets="word", composition="new"))
+        dev.until("registered up 2, new 1")
+        dev.until("removed old")
+    finally:
+        assert dev.end() == 0
+
+
 def test_an_edit_counts_though_size_and_time_stay(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -401,3 +401,27 @@ def test_versions_of_a_name_are_removed_together() -> None:
             own.remove_together([Removal("function", "F", 3), Removal("function", "G")])
         assert (caught.value.name, caught.value.nearest) == ("G", None)
         assert own.versions(FunctionSpec, "F") == [3]
+
+
+@pytest.mark.parametrize("tenant", [DEFAULT_TENANT, "acme"])
+def test_only_records_of_a_tenant_are_replaced(catalog: Catalog, tenant: str) -> None:
+    own, other = Namespace(catalog, tenant), Namespace(catalog, "other")
+    for space in (own, other):
+        space.register(everything())
+    exchanged = Batch(
+        [FunctionSpec("C", (SetSpec("x"),))],
+        [CompositionRecord("F", "text", ("x",), (), uses=("C",))],
+    )
+    replaced = [Removal("function", "F", 1), Removal("composition", "C", 1)]
+    own.replace(exchanged, replaced)
+    assert seen(own) == {
+        ("FunctionSpec", "C"),
+        ("CompositionRecord", "F"),
+        ("LibraryRecord", "lib/l"),
+    }
+    assert isinstance(other.find_callable("F"), FunctionSpec)
+    with pytest.raises(Conflict) as caught:
+        other.replace(Batch([FunctionSpec("G")]), replaced[:1])
+    assert caught.value.name == "F"
+    with pytest.raises(Unknown):
+        other.replace(Batch(), [Removal("function", f"{tenant}/C", 1)])

@@ -33,7 +33,7 @@ from dandelion.catalog.records import (
     slot_of,
     with_version,
 )
-from dandelion.catalog.view import CatalogView
+from dandelion.catalog.view import CatalogView, ReducedView
 
 __all__ = [
     "KINDS",
@@ -45,6 +45,7 @@ __all__ = [
     "LibraryRecord",
     "MemoryCatalog",
     "Record",
+    "ReducedView",
     "Removal",
     "Slot",
     "check_against",

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from dandelion.catalog.contract import Catalog
 from dandelion.catalog.records import Batch, CompositionRecord, LibraryRecord, Record, kind_of
+from dandelion.catalog.view import CatalogView
 from dandelion.errors import Conflict, Unknown
 from dandelion.function import Digest, FunctionSpec
 
@@ -15,16 +16,17 @@ def users_of(name: str, records: Iterable[Record]) -> list[str]:
     return [r.name for r in records if isinstance(r, CompositionRecord) and name in r.uses]
 
 
-def check_against(batch: Batch, catalog: Catalog) -> None:
-    """Check a batch against the registered records.
+def check_against(batch: Batch, catalog: Catalog, view: CatalogView | None = None) -> None:
+    """Check a batch against the registered records, or those of another view.
 
     Raises:
         Conflict: a function's name is used by a composition or the other way round.
         Unknown: a blob is neither in the batch nor in the store.
     """
+    view = catalog.view() if view is None else view
     named: list[FunctionSpec | CompositionRecord] = [*batch.functions, *batch.compositions]
     for record in named:
-        other = catalog.find_callable(record.name)
+        other = view.find_callable(record.name)
         if other is not None and type(other) is not type(record):
             raise Conflict(
                 kind_of(record), record.name, f"a {kind_of(other)} has this name; rename one"

@@ -53,6 +53,18 @@ class Catalog(abc.ABC):
     def _register(self, batch: Batch) -> list[Record]:
         """Add a batch that passed `check_batch`; run `check_against` in the same atomic step."""
 
+    def replace(self, batch: Batch, replaced: Sequence[Removal]) -> list[Record]:
+        """Add a batch in the place of other records, all or nothing, as `register`.
+
+        Records of `replaced` that the batch does not have unchanged are removed in the same step,
+        so their names may have another kind in the batch. Those that are not there are left out.
+
+        Raises:
+            Conflict: also if a registered composition that stays uses one.
+            BackendUnavailable: this store cannot.
+        """
+        raise BackendUnavailable("registry", "this store cannot replace records", "use sqlite")
+
     @abc.abstractmethod
     def view(self) -> CatalogView:
         """Return all records as of now; what belongs together is looked up in one view."""

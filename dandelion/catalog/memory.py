@@ -17,12 +17,13 @@ from dandelion.catalog.records import (
     Record,
     Removal,
     Slot,
+    check_batch,
     kind_of,
     same_but_version,
     slot_of,
     with_version,
 )
-from dandelion.catalog.view import CatalogView, WholeView
+from dandelion.catalog.view import CatalogView, ReducedView, WholeView
 from dandelion.data import Bytes
 from dandelion.errors import Unknown, nearest, versions_hint
 from dandelion.function import Digest, FunctionSpec
@@ -34,9 +35,9 @@ _CHANGES, _LARGE = 1024, 256
 class MemoryCatalog(Catalog):
     """A catalogue in the memory of its process.
 
-    A durable store may derive from it: reads stay in memory, and `_save` and `_erase` write each
-    change to the disk before it is visible. So readers never wait for a disk. Blobs are kept as
-    long as records refer to them.
+    A durable store may derive from it: reads stay in memory, and `_store` writes each change to the
+    disk before it is visible. So readers never wait for a disk. Blobs are kept as long as records
+    refer to them.
     """
 
     def __init__(self) -> None:
@@ -48,16 +49,29 @@ class MemoryCatalog(Catalog):
         self._lock = threading.RLock()
 
     def _register(self, batch: Batch) -> list[Record]:
+        return self._exchange(batch, ())
+
+    def replace(self, batch: Batch, replaced: Sequence[Removal]) -> list[Record]:
+        check_batch(batch)
+        return self._exchange(batch, replaced)
+
+    def _exchange(self, batch: Batch, replaced: Sequence[Removal]) -> list[Record]:
         with self._lock:
-            check_against(batch, self)
+            old = {(*slot_of(r), r.version): r for one in replaced for r in self._found(one)}
+            check_against(batch, self, ReducedView(self._view, replaced))
             result = [self._planned(record) for record in batch.records()]
             added = [r for r in result if r.version > self._next.get(slot_of(r), 0)]
-            if added:
-                self._save(added)
+            kept = {(*slot_of(r), r.version) for r in result}
+            removed = [record for key, record in old.items() if key not in kept]
+            after = self._view.changed(added, removed)
+            _check_all_unused(removed, after)
+            if added or removed:
+                self._store(added, removed)
             self._keep_blobs({d: batch.blobs[d] for d in used_blobs(result) if d in batch.blobs})
-            if added:
-                self._show(added)
-                self._changed(added)
+            if added or removed:
+                self._show(added, after)
+                self._release_of(removed)
+                self._changed([*added, *removed])
             return result
 
     def _planned(self, record: Record) -> Record:
@@ -66,13 +80,17 @@ class MemoryCatalog(Catalog):
             return newest
         return with_version(record, self.next_version(type(record), record.name))
 
-    def _show(self, added: Sequence[Record], before: WholeView | None = None) -> None:
-        """Make new records visible, all at once: beside those that are, or of another view."""
+    def _show(self, added: Iterable[Record], after: WholeView) -> None:
+        """Make a view visible, and count the records that are new in it."""
         for record in added:
             slot = slot_of(record)
             self._next[slot] = max(record.version, self._next.get(slot, 0))
             self._references.update(used_blobs([record]))
-        self._view = (self._view if before is None else before).changed(added)
+        self._view = after
+
+    def _release_of(self, removed: Iterable[Record]) -> None:
+        for record in removed:
+            self._release(used_blobs([record]))
 
     def _release(self, digests: Iterable[Digest]) -> None:
         for digest in digests:
@@ -102,8 +120,8 @@ class MemoryCatalog(Catalog):
             self._replace(state)
             old = self._view.all_records()
             self._next = {(kind, name): version for kind, name, version in state.newest}
-            self._show(state.records(), WholeView({}))
-            self._release(d for record in old for d in used_blobs([record]))
+            self._show(state.records(), WholeView({}).changed(state.records()))
+            self._release_of(old)
             self._changes.clear()
             self.generation += 1
             return [r for r in old if self._view.find(*slot_of(r), r.version) != r]
@@ -111,11 +129,8 @@ class MemoryCatalog(Catalog):
     def _replace(self, state: CatalogState) -> None:
         """Store a state in the place of everything. An exception undoes it."""
 
-    def _save(self, added: list[Record]) -> None:
-        """Store new records. An exception undoes the registration."""
-
-    def _erase(self, removed: list[Record]) -> None:
-        """Store a removal. An exception undoes it."""
+    def _store(self, added: Sequence[Record], removed: Sequence[Record]) -> None:
+        """Store a change, in one step. An exception undoes it."""
 
     def _keep_blobs(self, blobs: dict[Digest, Bytes]) -> None:
         self._blobs.update({d: bytes(b) for d, b in blobs.items()})
@@ -147,22 +162,25 @@ class MemoryCatalog(Catalog):
             found = {(*slot_of(r), r.version): r for one in removals for r in self._named(one)}
             removed = list(found.values())
             after = self._view.changed((), removed)
-            for kind, name in dict.fromkeys(map(slot_of, removed)):
-                if after.find(kind, name) is None:
-                    check_unused(kind, name, after.all_records())
-            self._erase(removed)
-            self._view = after
-            for record in removed:
-                self._release(used_blobs([record]))
+            _check_all_unused(removed, after)
+            self._store((), removed)
+            self._show((), after)
+            self._release_of(removed)
             self._changed(removed)
             return removed
 
-    def _named(self, removal: Removal) -> list[Record]:
+    def _found(self, removal: Removal) -> list[Record]:
+        """Find what is to be removed; nothing if it is not there."""
         kind, name = removal.kind, removal.name
         versions = self._view.versions(KINDS[kind], name)
         wanted = versions if removal.version is None else [removal.version]
-        found = [r for r in (self._view.find(kind, name, v) for v in wanted) if r is not None]
+        return [r for r in (self._view.find(kind, name, v) for v in wanted) if r is not None]
+
+    def _named(self, removal: Removal) -> list[Record]:
+        found = self._found(removal)
         if not found:
+            kind, name = removal.kind, removal.name
+            versions = self._view.versions(KINDS[kind], name)
             known = [] if versions else [r.name for r in self._view.newest() if kind_of(r) == kind]
             hint = versions_hint(versions)
             close = nearest(name, known)
@@ -184,3 +202,15 @@ class MemoryCatalog(Catalog):
                 return None
             found = [slots for number, slots in self._changes if number > generation]
         return dict.fromkeys(slot for slots in found for slot in slots)
+
+
+def _check_all_unused(removed: Iterable[Record], after: WholeView) -> None:
+    """Refuse a removal of records that a composition of the view after it uses.
+
+    Raises:
+        Conflict: with the names of the users.
+    """
+    for kind, name in dict.fromkeys(map(slot_of, removed)):
+        left = after.find(kind, name) if kind == "library" else after.find_callable(name)
+        if left is None:
+            check_unused(kind, name, after.all_records())

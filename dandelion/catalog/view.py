@@ -6,9 +6,11 @@ import abc
 from collections.abc import Iterable, Mapping
 
 from dandelion.catalog.records import (
+    KINDS,
     CompositionRecord,
     LibraryRecord,
     Record,
+    Removal,
     Slot,
     kind_of,
     slot_of,
@@ -55,6 +57,40 @@ class CatalogView(abc.ABC):
         """Find a library."""
         found = self.find("library", name, version)
         return found if isinstance(found, LibraryRecord) else None
+
+
+class ReducedView(CatalogView):
+    """The records of another view, without some.
+
+    Args:
+        view: the other one.
+        left_out: those that it does not have.
+    """
+
+    def __init__(self, view: CatalogView, left_out: Iterable[Removal]) -> None:
+        self._view = view
+        self._left_out: dict[Slot, set[int | None]] = {}
+        for one in left_out:
+            self._left_out.setdefault((one.kind, one.name), set()).add(one.version)
+
+    def find(self, kind: str, name: str, version: int | None = None) -> Record | None:
+        if (kind, name) not in self._left_out:
+            return self._view.find(kind, name, version)
+        versions = self.versions(KINDS[kind], name)
+        wanted = version if version is not None else max(versions, default=0)
+        return self._view.find(kind, name, wanted) if wanted in versions else None
+
+    def newest(self) -> list[Record]:
+        found = (self.find(*slot_of(record)) for record in self._view.newest())
+        return [record for record in found if record is not None]
+
+    def compositions(self) -> list[CompositionRecord]:
+        return [record for record in self.newest() if isinstance(record, CompositionRecord)]
+
+    def versions(self, kind: type[Record], name: str) -> list[int]:
+        left_out = self._left_out.get((kind_of(kind), name), set())
+        versions = [] if None in left_out else self._view.versions(kind, name)
+        return [version for version in versions if version not in left_out]
 
 
 class WholeView(CatalogView):

@@ -20,7 +20,7 @@ import uvloop
 
 from dandelion.activity import ActivityQuery, InvocationSummary
 from dandelion.call_logs import LogLine, shown
-from dandelion.catalog import KINDS, Removal
+from dandelion.catalog import Removal
 from dandelion.cli.loading import Loading
 from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
@@ -115,7 +115,7 @@ class _Development:
         try:
             document, files = work.result()
             self._files = _versions(files, began_ns)
-            registered = await asyncio.to_thread(self._node.register, document)
+            registered, obstacle = await asyncio.to_thread(self._replaced_by, document)
         except DandelionError as error:
             if isinstance(error, ProgramFailed):
                 self._files = _versions({*self._files, *error.files}, began_ns)
@@ -124,7 +124,33 @@ class _Development:
             return
         names = ", ".join(f"{one.name} {one.version}" for one in registered)
         self._out.line(f"{_clock()} registered {names}")
-        await self._remove_others(registered)
+        if obstacle is not None:
+            self._out.line(f"         {obstacle}")
+        elif removed := {one.name for one in self._defined} - {one.name for one in registered}:
+            self._out.line(f"         removed {', '.join(sorted(removed))}")
+        self._defined = {*registered, *(() if obstacle is None else self._defined)}
+
+    def _replaced_by(
+        self, document: RegistrationDocument
+    ) -> tuple[list[Registered], Conflict | None]:
+        """Register a document in the place of what the file defined before, in one step.
+
+        What something else uses stays until it does not.
+
+        Returns:
+            What was registered, and why what was there before stays.
+
+        Raises:
+            DandelionError: the document is refused.
+        """
+        before = [Removal(one.kind, one.name, one.version) for one in self._defined]
+        try:
+            return self._node.replace(document, before), None
+        except Conflict as obstacle:
+            try:
+                return self._node.register(document), obstacle
+            except DandelionError:
+                raise obstacle from None
 
     async def _loaded(self) -> asyncio.Task[tuple[RegistrationDocument, tuple[str, ...]]] | None:
         """Load the file in its process. None if the file is changed meanwhile."""
@@ -145,26 +171,6 @@ class _Development:
             await asyncio.wait({work})
             work.exception()  # else asyncio reports that of a process that was ended here
         return None if is_outdated else work
-
-    async def _remove_others(self, registered: Iterable[Registered]) -> None:
-        """Remove what the file defined before; what something else uses stays until it does not."""
-        defined = set(registered)
-        gone = sorted(self._defined - defined, key=lambda one: (one.name, one.version))
-        self._defined |= defined
-        removals = [
-            Removal(one.kind, one.name, one.version)
-            for one in gone
-            if one.version in self._node.versions(KINDS[one.kind], one.name)
-        ]
-        try:
-            await asyncio.to_thread(self._node.remove_together, removals)
-        except Conflict as error:
-            self._out.line(f"         {error}")
-            return
-        self._defined = defined
-        names = {one.name for one in gone} - {one.name for one in defined}
-        if names:
-            self._out.line(f"         removed {', '.join(sorted(names))}")
 
     def _show(self) -> None:
         self._show_logs()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from dandelion.catalog import CompositionRecord, Record, Removal, kind_of
+from dandelion.catalog import KINDS, CompositionRecord, Record, Removal, kind_of
 from dandelion.documents import (
     ContentLike,
     FunctionDocument,
@@ -69,15 +69,45 @@ class Registering:
         """
         document = collect(things, functions, libraries)
         with self._parts.packages.prepared(document) as completed:
-            return self._register(completed, tenant)
+            records = self._register(completed, tenant)
+        return [Registered(kind_of(r), r.name, r.version) for r in records]
 
-    def _register(self, document: RegistrationDocument, tenant: str) -> list[Registered]:
+    def replace(
+        self,
+        document: RegistrationDocument,
+        replaced: Sequence[Removal],
+        tenant: str = DEFAULT_TENANT,
+    ) -> list[Registered]:
+        """Register a document in the place of other records, all or nothing.
+
+        What it does not have unchanged of `replaced` is removed in the same step.
+
+        Raises:
+            DandelionError: see `register` and `remove_together`.
+            BackendUnavailable: the node is part of a cluster.
+        """
+        names = {one.name for one in replaced if KINDS[one.kind] is FunctionSpec}
+        before = {name: self.versions(FunctionSpec, name, tenant) for name in names}
+        with self._parts.packages.prepared(document) as completed:
+            records = self._register(completed, tenant, replaced)
+        self._parts.packages.release_unused()
+        for name, versions in before.items():
+            left = self.versions(FunctionSpec, name, tenant)
+            self._forget(name, [v for v in versions if v not in left], tenant)
+        return [Registered(kind_of(r), r.name, r.version) for r in records]
+
+    def _register(
+        self,
+        document: RegistrationDocument,
+        tenant: str,
+        replaced: Sequence[Removal] = (),
+    ) -> list[Record]:
         """Register a document whose packages are prepared."""
         blobs = blobs_of(document)
         space = self._parts.spaces.of(tenant)
         with self._parts.registering:
             self._parts.check_open()
-            draft = space.registrar.draft(document, blobs)
+            draft = space.registrar.draft(document, blobs, replaced)
         try:
             draft.look_into_code()  # takes long, so no lock is held meanwhile
         finally:
@@ -85,8 +115,10 @@ class Registering:
                 self._parts.backends.close_checkers()
         with self._parts.registering:
             self._parts.check_open()
-            records = space.catalog.register(space.registrar.batch(draft))
-        return [Registered(kind_of(r), r.name, r.version) for r in records]
+            batch = space.registrar.batch(draft)
+            if not replaced:
+                return space.catalog.register(batch)
+            return space.catalog.replace(batch, replaced)
 
     def compare(
         self, document: RegistrationDocument, /, tenant: str = DEFAULT_TENANT
@@ -187,9 +219,13 @@ class Registering:
             space.registrar.check_removals(removals)
             removed = space.catalog.remove_together(removals)
         self._parts.packages.release_unused()
-        if self._parts.running:
-            for record in removed:
-                if isinstance(record, FunctionSpec):
-                    gone = partial(self._parts.forget, space.tenant, record.name, [record.version])
-                    self._parts.loop.call(gone)
+        for record in removed:
+            if isinstance(record, FunctionSpec):
+                self._forget(record.name, [record.version], tenant)
         return removed
+
+    def _forget(self, name: str, versions: Sequence[int], tenant: str) -> None:
+        """Forget versions of a function that are no longer registered."""
+        if versions and self._parts.running:
+            of = self._parts.spaces.of(tenant).tenant
+            self._parts.loop.call(partial(self._parts.forget, of, name, versions))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -144,18 +144,26 @@ class CompositionChecks:
                 )
 
     def check_users(
-        self, functions: Mapping[str, FunctionSpec], compositions: list[CompositionRecord]
+        self,
+        functions: Mapping[str, FunctionSpec],
+        compositions: list[CompositionRecord],
+        replaced: Iterable[str] = (),
     ) -> None:
         """Refuse new versions whose sets no longer fit the compositions that use them.
+
+        Args:
+            functions, compositions: the new versions.
+            replaced: names of which versions are removed, so that an older one may be the newest.
 
         Raises:
             Conflict: a registered composition would break.
         """
-        new: dict[str, FunctionSpec | CompositionRecord] = {**functions}
-        new.update({c.name: c for c in compositions})
-        replaced = {c.name for c in compositions}
+        left = ((name, self.find(name)) for name in replaced)
+        new: dict[str, FunctionSpec | CompositionRecord] = {n: f for n, f in left if f is not None}
+        new |= {**functions, **{c.name: c for c in compositions}}
+        defined = {c.name for c in compositions}
         for record in self._registered.compositions():
-            if record.name in replaced:
+            if record.name in defined:
                 continue
             problem = self._misfit(record, new)
             if problem is not None:

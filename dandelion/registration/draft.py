@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dandelion.blobs import Blobs
-from dandelion.catalog import Batch
+from dandelion.catalog import Batch, Removal
 from dandelion.documents import RegistrationDocument
 from dandelion.driver import Checker
 from dandelion.errors import InvalidBlueprint, Problem
@@ -56,6 +56,7 @@ class RegistrationDraft:
     Attributes:
         document: the document.
         blobs: its blobs.
+        replaced: what is removed in the same step.
         batch: its records.
         generation: of the catalogue that it was checked against.
         codes: all code objects, loaded, with their checkers.
@@ -64,6 +65,7 @@ class RegistrationDraft:
 
     document: RegistrationDocument
     blobs: Blobs
+    replaced: Sequence[Removal]
     batch: Batch
     generation: int
     codes: list[tuple[Checker, Function]]

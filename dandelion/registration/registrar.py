@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dandelion.blobs import Blobs
-from dandelion.catalog import Batch, Catalog, CompositionRecord, Removal
+from dandelion.catalog import Batch, Catalog, CompositionRecord, ReducedView, Removal
 from dandelion.documents import RegistrationDocument
 from dandelion.driver import Checker
 from dandelion.errors import Conflict, InvalidInput
@@ -45,13 +45,17 @@ class Registrar:
     environment: Callable[[CodeObject], Environment | None] = lambda code: None
 
     def draft(
-        self, document: RegistrationDocument, blobs: Blobs | None = None
+        self,
+        document: RegistrationDocument,
+        blobs: Blobs | None = None,
+        replaced: Sequence[Removal] = (),
     ) -> RegistrationDraft:
         """Check a document except for the code of its functions.
 
         Args:
             document: the document.
             blobs: its blobs, if they are hashed already; see `blobs_of`.
+            replaced: what is removed in the same step, see `Catalog.replace`.
 
         Raises:
             InvalidFunction, InvalidBlueprint: the declaration of a function; all its problems.
@@ -70,9 +74,9 @@ class Registrar:
             blobs if blobs is not None else blobs_of(document),
         )
         functions = [reader.record(f) for f in document.functions]
-        batch = self._checked(document, functions, reader)
+        batch = self._checked(document, functions, reader, replaced)
         return RegistrationDraft(
-            document, reader.blobs, batch, generation, reader.codes, reader.preparations
+            document, reader.blobs, replaced, batch, generation, reader.codes, reader.preparations
         )
 
     def batch(self, draft: RegistrationDraft) -> Batch:
@@ -83,7 +87,7 @@ class Registrar:
         """
         if self.catalog.generation == draft.generation:
             return draft.batch
-        current = self.draft(draft.document, draft.blobs)
+        current = self.draft(draft.document, draft.blobs, draft.replaced)
         current.check_new_code(draft)
         return current.batch
 
@@ -106,8 +110,9 @@ class Registrar:
         document: RegistrationDocument,
         functions: list[FunctionSpec],
         reader: FunctionReader,
+        replaced: Sequence[Removal],
     ) -> Batch:
-        checks, by_name = self._composition_checks(), {f.name: f for f in functions}
+        checks, by_name = self._composition_checks(replaced), {f.name: f for f in functions}
         texts = {f"composition {i}": text for i, text in enumerate(document.compositions, start=1)}
         compositions = checks.records(texts, by_name)
         for name in [f.name for f in functions] + [c.name for c in compositions]:
@@ -115,7 +120,7 @@ class Registrar:
                 raise Conflict(
                     "function", name, "a function of this node has this name; rename yours"
                 )
-        checks.check_users(by_name, compositions)
+        checks.check_users(by_name, compositions, {one.name for one in replaced})
         return Batch(functions, compositions, list(reader.libraries.values()), reader.blobs)
 
     def check_removals(self, removals: Sequence[Removal]) -> None:
@@ -126,5 +131,7 @@ class Registrar:
         """
         self._composition_checks().check_removals(removals)
 
-    def _composition_checks(self) -> CompositionChecks:
-        return CompositionChecks(self.catalog.view(), self.platform, self.offered)
+    def _composition_checks(self, replaced: Sequence[Removal] = ()) -> CompositionChecks:
+        view = self.catalog.view()
+        left = ReducedView(view, replaced) if replaced else view
+        return CompositionChecks(left, self.platform, self.offered)

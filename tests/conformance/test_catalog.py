@@ -16,6 +16,7 @@ from dandelion.catalog import (
     LibraryRecord,
     Record,
     Removal,
+    kind_of,
     open_catalog,
 )
 from dandelion.data import SetSpec
@@ -278,6 +279,47 @@ def test_removing_together(catalog: Catalog) -> None:
     assert bytes(catalog.blob(digest_of(b"3"))) == b"3"
     with pytest.raises(ValueError, match="no kind 'functions'"):
         Removal("functions", "G")
+
+
+def test_replacing(catalog: Catalog) -> None:
+    kept, gone = a_function("kept", b"1"), a_function("F", b"2")
+    (first,) = catalog.register(kept)
+    catalog.register(gone)
+    catalog.register(a_composition("C", "F"))
+    before = [Removal("function", n, 1) for n in ("kept", "F")] + [Removal("composition", "C", 1)]
+    exchanged = a_function("C", b"3")
+    exchanged.functions += kept.functions
+    exchanged.compositions += a_composition("F", "C").compositions
+    exchanged.blobs = {**exchanged.blobs, **kept.blobs}
+    with pytest.raises(Conflict):
+        catalog.register(exchanged)
+    function, same, composition = catalog.replace(exchanged, before)
+    assert same == first
+    assert catalog.records() == [composition, function, first]
+    assert not catalog.has_blob(digest_of(b"2"))
+    generation = catalog.generation
+    now = [Removal(kind_of(r), r.name, r.version) for r in (function, same, composition)]
+    assert catalog.replace(exchanged, [*before, *now]) == [function, same, composition]
+    assert catalog.generation == generation, "nothing has changed"
+    assert catalog.replace(kept, now) == [first]
+    assert catalog.records() == [first]
+    assert catalog.find_callable("F") is None
+
+
+def test_replacing_is_all_or_nothing(catalog: Catalog) -> None:
+    catalog.register(a_function("F", b"1"))
+    catalog.register(a_composition("C", "F"))
+    before = catalog.records(), catalog.generation
+    function = [Removal("function", "F", 1)]
+    with pytest.raises(Conflict, match="C"):
+        catalog.replace(a_function("G", b"2"), function)
+    with pytest.raises(Conflict):
+        catalog.replace(a_function("C", b"2"), function)
+    with pytest.raises(Unknown):
+        catalog.replace(Batch(a_function("F", b"2").functions), function)
+    assert (catalog.records(), catalog.generation) == before
+    (second,) = catalog.replace(a_function("F", b"2"), function)
+    assert catalog.versions(FunctionSpec, "F") == [second.version] == [2]
 
 
 def test_many_threads_at_once(catalog: Catalog) -> None:
