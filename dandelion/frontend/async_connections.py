@@ -5,7 +5,8 @@ connection, connecting, the body and the response. A slow transfer that progress
 Cancelling a request closes its connection, so the node cancels the invocation.
 
 aiohttp repeats an idempotent request once if the connection breaks. It never repeats an invocation,
-but it does not use connections that the server closed while they were idle.
+but it does not use connections that the loop knows to be closed. A loop that was blocked by other
+code does not know it yet, so it gets time for that first.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from dandelion.frontend.client_requests import (
 )
 from dandelion.frontend.problem import Unreachable
 
+_IDLE_S = 0.01
+"""After so long without a request, the loop may have been blocked."""
+
 
 class AsyncConnections:
     """Connections to one node. Belongs to the event loop that sends the first request.
@@ -41,6 +45,7 @@ class AsyncConnections:
         self._base = f"{'https' if target.secure else 'http'}://{host}{port}{target.path}"
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._used_s = 0.0
         self._is_closed = False
 
     async def request(self, request: ClientRequest) -> ClientResponse:
@@ -51,6 +56,7 @@ class AsyncConnections:
             InvalidInput: the running event loop is not that of the first request.
         """
         session = self._opened()
+        await self._see_closed_connections()
         limit_s = self._target.timeout_s if request.timeout_s is None else request.timeout_s
         try:
             async with asyncio.timeout(limit_s) as timeout:
@@ -79,6 +85,14 @@ class AsyncConnections:
             hint = "make a client for each event loop"
             raise InvalidInput("client", "it was used on another event loop before", hint)
         return self._session
+
+    async def _see_closed_connections(self) -> None:
+        """Let the loop see which connections were closed while it was blocked."""
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._used_s > _IDLE_S:
+            await asyncio.sleep(0)  # it looks at the sockets
+            await asyncio.sleep(0)  # it has handled what it found there
+        self._used_s = loop.time()
 
     async def _request(
         self, session: aiohttp.ClientSession, request: ClientRequest, moved: Callable[[], None]
@@ -136,7 +150,8 @@ async def _read(response: aiohttp.ClientResponse, moved: Callable[[], None]) -> 
 
 
 def _reason(error: OSError | aiohttp.ClientError) -> str:
-    if isinstance(error, aiohttp.ServerDisconnectedError):
+    closed = aiohttp.ServerDisconnectedError | aiohttp.ClientConnectionResetError
+    if isinstance(error, closed) or isinstance(error.__cause__, closed):
         return "the server closed the connection without an answer"
     if isinstance(error, aiohttp.ClientResponseError):
         return f"the answer is not valid HTTP: {error.message.splitlines()[0]}"

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 import pytest
+import uvloop
 
 from dandelion.errors import DeadlineExceeded, InvalidInput
 from dandelion.frontend.async_client import AsyncClient
@@ -156,6 +157,24 @@ def test_an_invocation_is_not_repeated(make: Any) -> None:
         with pytest.raises(Unreachable, match="closed the connection"):
             client.invoke("echo", a=b"")
     assert [request[:4] for request in requests] == [b"GET ", b"POST"]
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_connection_that_was_closed_while_the_loop_was_blocked_is_replaced(
+    node: Node, loop_factory: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    server = BackgroundServer(node, own_host())
+
+    async def calls() -> None:
+        async with AsyncClient(server.url, timeout_s=20) as client:
+            await asyncio.gather(*[client.invoke("echo", a=b"1") for _ in range(3)])
+            server.close()
+            with BackgroundServer(node, own_host(), int(server.url.rpartition(":")[2])):
+                done = await asyncio.gather(*[client.invoke("echo", a=b"2") for _ in range(3)])
+                assert [one.b.bytes() for one in done] == [b"2"] * 3
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(calls())
 
 
 def test_the_number_of_connections_is_limited(url: str, gate: GateDriver, make: Any) -> None:
