@@ -106,7 +106,9 @@ class AsyncConnections:
         async with session.request(
             request.method, url, data=body or None, headers=headers, allow_redirects=False
         ) as response:
-            return ClientResponse(self._target.url, response.status, await _read(response, moved))
+            received = await _read(response, moved)
+            location = response.headers.get("Location", "")
+            return ClientResponse(self._target.url, response.status, received, location)
 
     async def close(self) -> None:
         """Close all connections. Requests under way fail. May be called twice."""

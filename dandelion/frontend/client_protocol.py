@@ -6,8 +6,9 @@ result. `Client` and `AsyncClient` differ only in how they carry out the request
 
 from __future__ import annotations
 
+import contextlib
 import urllib.parse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -270,7 +271,7 @@ def remove_together(removals: Iterable[Removal]) -> Steps[Entries]:
 def graph(name: str, format_: str, version: int | None) -> Steps[str]:
     """Draw a composition."""
     path = _path("/v1/compositions", name, version, "/graph", format=format_)
-    return str(_checked((yield ClientRequest("GET", path))).body, "utf-8")
+    return _text((yield ClientRequest("GET", path)))
 
 
 def activity(query: ActivityQuery) -> Steps[Activity]:
@@ -311,12 +312,13 @@ def capacity(function: str | None, version: int | None) -> Steps[NodeCapacity]:
 def cluster() -> Steps[ClusterInfo | None]:
     """Ask for the nodes of the cluster."""
     response = _checked((yield ClientRequest("GET", "/v1/cluster")))
-    return msgspec.json.decode(response.body, type=ClusterInfo | None)
+    with _foreign_refused():
+        return msgspec.json.decode(response.body, type=ClusterInfo | None)
 
 
 def metrics() -> Steps[str]:
     """Fetch the metrics."""
-    return str(_checked((yield ClientRequest("GET", "/metrics"))).body, "utf-8")
+    return _text((yield ClientRequest("GET", "/metrics")))
 
 
 def ready() -> Steps[bool]:
@@ -338,9 +340,16 @@ def _for_name(method: str, name: str, version: int | None) -> Steps[ClientRespon
 
 
 def _checked(response: ClientResponse) -> ClientResponse:
-    """Raise the error that a response carries."""
-    if response.status < 400:
+    """Raise the error that a response carries.
+
+    Raises:
+        Unreachable: it is not the response of a node.
+    """
+    if 200 <= response.status < 300:
         return response
+    if response.status < 400 and response.location:
+        message = f"the server redirects to {response.location[:200]}; give the URL of the node"
+        raise Unreachable(response.url, message)
     problem = decode_problem(response.body)
     if problem is None:
         text = bytes(response.body[:200]).decode("utf-8", "replace")
@@ -354,9 +363,23 @@ def _checked(response: ClientResponse) -> ClientResponse:
 
 
 def _decoded(response: ClientResponse, cls: type[T]) -> T:
+    body = _checked(response).body
+    with _foreign_refused():
+        return msgspec.json.decode(body, type=cls)
+
+
+def _text(response: ClientResponse) -> str:
+    body = _checked(response).body
+    with _foreign_refused():
+        return str(body, "utf-8")
+
+
+@contextlib.contextmanager
+def _foreign_refused() -> Iterator[None]:
+    """Refuse a body that is not one of a node."""
     try:
-        return msgspec.json.decode(_checked(response).body, type=cls)
-    except msgspec.DecodeError as error:
+        yield
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInput("response", f"not a response of Dandelion: {error}") from None
 
 

@@ -28,6 +28,7 @@ POLL_S = 0.05
 AUTOMATIC_HEADERS = ("Accept-Encoding", "User-Agent")
 """Headers that HTTP libraries add and that a node does not use."""
 
+_HOST = re.compile(r"[^\x00-\x20\x7f]+")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
@@ -77,13 +78,15 @@ class ClientTarget:
         """
         try:
             parts = urllib.parse.urlsplit(url)
-            host, port = parts.hostname, parts.port
+            host, port = parts.hostname or "", parts.port
+            host.encode("idna")  # else connecting raises what is no OSError
         except ValueError as error:
             raise InvalidInput("url", f"'{url}': {error}") from None
         if "@" in parts.netloc:
             hint = "give a token with token="
             raise InvalidInput("url", "it has a user or password, which a node does not use", hint)
-        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
+        has_more = parts.query or parts.fragment
+        if parts.scheme not in ("http", "https") or not _HOST.fullmatch(host) or has_more:
             hint = "write it like http://127.0.0.1:8080"
             raise InvalidInput("url", f"'{url}' is not the URL of a node", hint)
         given = checked_headers(headers or {}, token)
@@ -175,11 +178,13 @@ class ClientResponse:
         url: of the client, for messages.
         status: the HTTP status.
         body: the whole body, read-only.
+        location: where a redirect leads.
     """
 
     url: str
     status: int
     body: memoryview
+    location: str = ""
 
 
 Steps: TypeAlias = Generator[ClientRequest, ClientResponse, T]

@@ -92,7 +92,9 @@ class Connections:
             )
         except (exceptions.HTTPError, OSError) as error:
             raise Unreachable(self._target.url, _reason(error, limit_s)) from None
-        return ClientResponse(self._target.url, response.status, memoryview(response.data))
+        received = memoryview(response.data)
+        location = response.headers.get("Location", "")
+        return ClientResponse(self._target.url, response.status, received, location)
 
     def close(self) -> None:
         """Close all connections that are idle, and the others when their request ends."""

@@ -279,7 +279,9 @@ def test_a_deadline_that_is_none(make: Any, deadline_s: Any) -> None:
                 method("echo", a=b"", deadline_s=deadline_s)
 
 
-@pytest.mark.parametrize("url", ["", "127.0.0.1:80", "ftp://x", "http://", "http://x:port"])
+@pytest.mark.parametrize(
+    "url", ["", "127.0.0.1:80", "ftp://x", "http://", "http://x:port", "http://a..b", "http://a b"]
+)
 def test_malformed_urls(make: Any, url: str) -> None:
     with pytest.raises(InvalidInput):
         type_of(make)(url)
@@ -339,6 +341,29 @@ def test_a_server_that_is_not_a_node(make: Any, answer: bytes) -> None:
         pytest.raises((Unreachable, InvalidInput)),
     ):
         client.invoke("echo", a=b"")
+
+
+@pytest.mark.parametrize("method", ["invoke", "record", "list", "metrics", "cluster"])
+def test_a_redirect_is_told(make: Any, method: str) -> None:
+    answer = b"HTTP/1.1 301 Moved\r\nLocation: https://node/\r\nContent-Length: 0\r\n\r\n"
+    arguments: dict[str, tuple[Any, ...]] = {"invoke": ("echo",), "record": ("echo", {})}
+    with (
+        scripted([answer]) as (url, _),
+        make(url, timeout_s=10) as client,
+        pytest.raises(Unreachable, match="redirects to https://node/"),
+    ):
+        getattr(client, method)(*arguments.get(method, ()))
+
+
+@pytest.mark.parametrize("method", ["metrics", "cluster", "engines"])
+def test_an_answer_that_is_not_text(make: Any, method: str) -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n\xff\xff"
+    with (
+        scripted([answer]) as (url, _),
+        make(url, timeout_s=10) as client,
+        pytest.raises(InvalidInput, match="not a response of Dandelion"),
+    ):
+        getattr(client, method)()
 
 
 @pytest.mark.parametrize("size", [0, 30 << 20])
