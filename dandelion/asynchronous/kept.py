@@ -140,6 +140,13 @@ class KeptBooks:
             mine.keys[record.request.key] = record.id
         self.count(kept)
 
+    def put_in_order(self, tenant: str) -> None:
+        """Put the invocations of a tenant in order, since older ones may have been added."""
+        mine = self.tenants.get(tenant)
+        if mine is not None:
+            by_age = sorted(mine.kept.values(), key=lambda k: (k.record.created_s, k.record.id))
+            mine.kept = {kept.record.id: kept for kept in by_age}
+
     def count(self, kept: Kept) -> None:
         """Count the bytes of a changed record."""
         mine = self.tenants[kept.record.tenant]

@@ -316,6 +316,8 @@ class KeptLives:
                 self._end(kept, KeptState.FAILED, refused[record.id], now_s)
             else:
                 self._recover(kept, now_s)
+        for tenant in {record.tenant for record in oldest_first}:
+            self.books.put_in_order(tenant)
         for kept in sorted(over, key=lambda k: k.record.ended_s):
             self._enter_ended(kept)
         for tenant in list(self.books.tenants):

@@ -447,3 +447,18 @@ def test_limits_hold_after_a_restart() -> None:
     lives.recovered(records, 10.0)
     check_lives(lives)
     assert [kept.record.id for kept in lives.books.newest_first("acme")] == list("87654")
+
+
+def test_what_another_node_accepted_takes_its_place_by_age() -> None:
+    request = KeptRequest(name="f")
+    records = [
+        KeptRecord(id=f"{number}", tenant="acme", request=request, created_s=float(number))
+        for number in range(5)
+    ]
+    lives = KeptLives(LIMITS)
+    for record in records[1::2]:
+        lives.submit(record, record.created_s)
+        lives.stored(record.id, record.created_s)
+    lives.recovered(records[::2], 10.0)
+    check_lives(lives)
+    assert [kept.record.id for kept in lives.books.newest_first("acme")] == list("43210")

@@ -74,6 +74,28 @@ def test_any_node_answers_for_all() -> None:
             assert list_all(node) == [second.id]
 
 
+def test_pages_are_whole_after_a_node_is_lost() -> None:
+    gate = Gate()
+    gate.opened.set()
+    with nodes([[scripted(gate.run, 8)] for _ in range(3)]) as made:
+        a, b, c = made
+        a.register(function("work"))
+        for node in made:
+            wait_until(lambda node=node: len(node.records()) == 1)  # type: ignore[misc]
+        submitted = [made[n % 3].submit("work", x=b"%d" % n).id for n in range(12)]
+        c.close()
+        wait_until(lambda: len(list_all(a)) == len(submitted))
+        for node in (a, b):
+            pages, after = [], ""
+            while True:
+                page = node.kept.blocking(node.kept.list(tenant="default", after=after, limit=5))
+                pages += [view.id for view in page.invocations]
+                if page.after is None:
+                    break
+                after = page.after
+            assert pages == submitted[::-1]
+
+
 def test_invocations_of_a_node_that_is_cut_off_end_once(monkeypatch: pytest.MonkeyPatch) -> None:
     gates = [Gate() for _ in range(3)]
     with nodes([[scripted(gate.run, 8)] for gate in gates]) as made:
