@@ -25,6 +25,7 @@ from dandelion.cluster.ballots import Command
 from dandelion.cluster.blob_source import BlobSource
 from dandelion.cluster.call_messages import Done, Failed
 from dandelion.cluster.catalog import ClusterCatalog, refused_on_loop, unacknowledged
+from dandelion.cluster.catching_up import CatchingUp
 from dandelion.cluster.control_end import ControlEnd
 from dandelion.cluster.departure import ClusterShutdown
 from dandelion.cluster.discovery import Discovery
@@ -100,6 +101,7 @@ class Cluster(Status, ClusterShutdown):
             hint = "give the same addresses to all nodes with --peers: they vote on its changes"
             raise InvalidInput("peers", "no node keeps the catalogue", hint)
         self._membership = Membership(self.name, others, keepers)
+        self._catching_up = CatchingUp(others)
         self._placement = Placement(self.name)
         self._links: dict[str, OutLink] = {}
         self._in_links: dict[str, InLink] = {}
@@ -173,6 +175,10 @@ class Cluster(Status, ClusterShutdown):
             self._discovery.start(self.name, resources, self._found, lambda: self._wanted)
         self._tick()
 
+    def is_current(self) -> bool:
+        """See `ClusterPart.is_current`."""
+        return self._catching_up.is_done
+
     def _replica(self, file: LogFile) -> Replica:
         return Replica(self.name, self.voters, self.incarnation, file.saved)
 
@@ -205,6 +211,9 @@ class Cluster(Status, ClusterShutdown):
             elif now_ns - end.heard_ns > SILENT_NS:
                 end.close("it sent no heartbeat")
         self._log.tick()
+        if not self._catching_up.is_done:
+            self._catching_up.tick(self._log.carried, now_ns)
+            self.parts.changed()
         self._kept.tick(now_ns / 1e9)
         self._wanted = self._placement.wanted(self.load(0)) if self._discovery else 0
 
@@ -267,6 +276,7 @@ class Cluster(Status, ClusterShutdown):
             if member is not None and self._reasons.get(name) != reason:
                 self._reasons[name] = reason
                 log.warning("node %s cannot be reached: %s", name, reason)
+            self._catching_up.failed(name)
             self._membership.failed(name, time.monotonic_ns())
             if name not in self._membership.members:  # it is forgotten
                 self._reasons.pop(name, None)
@@ -296,6 +306,7 @@ class Cluster(Status, ClusterShutdown):
         self._placement.loaded(name, pong.load)
         self._placement.used(name, pong.used_ns)
         self._log.heard_length(name, pong.registered)
+        self._catching_up.heard(name, pong.registered)
         scheduler = self.parts.runtime.scheduler
         for tenant, backend, used_ns in self._used.heard(name, pong.used_ns, pong.uncharged_ns):
             scheduler.used_elsewhere(tenant, backend, used_ns)

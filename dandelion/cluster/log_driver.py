@@ -114,6 +114,11 @@ class LogDriver:
         """Number of the commands that were chosen and that this node knows."""
         return self.replica.length
 
+    @property
+    def carried(self) -> int:
+        """Number of the commands that this node's catalogue has carried out."""
+        return self._carried
+
     def close(self) -> None:
         """Wait for what is being stored and carried out. Not on the loop."""
         self._closing.set()

@@ -79,6 +79,9 @@ class StoreDriver:
         """How many commands this node's catalogue has."""
         return self._place.now.place
 
+    carried = length
+    """The same: a command is known when it is carried out."""
+
     @property
     def problem(self) -> DandelionError | None:
         """Why the store cannot be used now; None if it can."""

@@ -28,6 +28,7 @@ class NodeParts:
         caps: the largest limits of functions here.
         removed: has the node forget records that are no longer registered; from any thread.
         kept: its asynchronous invocations.
+        changed: has those who wait for the node to be ready ask again.
     """
 
     runtime: Runtime
@@ -36,6 +37,7 @@ class NodeParts:
     caps: Limits
     removed: Callable[[list[Record]], None]
     kept: KeptService
+    changed: Callable[[], None]
 
 
 class KeptElsewhere(Protocol):
@@ -96,6 +98,9 @@ class ClusterPart(Protocol):
 
     def start(self, parts: NodeParts) -> None:
         """Take part in the cluster; on the node's loop."""
+
+    def is_current(self) -> bool:
+        """Whether this node has what was registered before its start; from any thread."""
 
     def close(self) -> None:
         """Leave the cluster, and wait for calls of others for a while. Not on the loop."""

@@ -86,6 +86,7 @@ class Running:
                     parts.settings.caps,
                     self._forget_removed,
                     parts.kept,
+                    self._notify,
                 )
             )
 
@@ -190,8 +191,13 @@ class Running:
     def ready(self) -> bool:
         """Whether every engine that is to be started is up, or known not to work here.
 
-        Workers that are started under load do not count.
+        Workers that are started under load do not count. In a cluster, the node must also have what
+        was registered at others before it was started.
         """
+        cluster = self._parts.cluster
+        return self._engines_are_up() and (cluster is None or cluster.is_current())
+
+    def _engines_are_up(self) -> bool:
         runtime = self._parts.runtime
         if not self._parts.running or runtime.starting:
             return False
@@ -202,11 +208,12 @@ class Running:
     def wait_ready(self, timeout_s: float = 60.0) -> bool:
         """Wait until `ready`. False if that takes longer than the timeout.
 
-        On the node's own loop, as in a coroutine, other work of the loop waits meanwhile.
+        On the node's own loop, as in a coroutine, other work of the loop waits meanwhile, also that
+        of a cluster; so there it waits for engines only.
         """
         if self._parts.loop.is_current:
-            self._parts.runtime.wait(self.ready, timeout_s)
-            return self.ready()
+            self._parts.runtime.wait(self._engines_are_up, timeout_s)
+            return self._engines_are_up()
         with self._changed:
             return self._changed.wait_for(self.ready, timeout_s)
 

@@ -12,6 +12,7 @@ from dandelion.asynchronous.records import KeptRequest
 from dandelion.catalog import Batch, MemoryCatalog, open_catalog
 from dandelion.cluster import Cluster, ClusterSettings, log_tail
 from dandelion.cluster.ballots import Command, SavedCommand, SavedVote
+from dandelion.cluster.catching_up import LIMIT_NS, CatchingUp
 from dandelion.cluster.log_file import LogFile
 from dandelion.data import SetSpec
 from dandelion.documents import CodeDocument, FunctionDocument
@@ -75,6 +76,41 @@ def test_a_node_that_was_away_takes_over_the_catalogue(
         assert not (tmp_path / "2" / "cluster.snapshot").exists()
         with stored_log(tmp_path / "2") as file:
             assert file.applied > 12
+
+
+def test_a_node_is_ready_when_it_has_what_others_registered() -> None:
+    peers = free_addresses(2)
+    with member(peers[0], peers) as first:
+        assert first.wait_ready(60), "the other one cannot be reached"
+        with member(peers[1], peers):
+            wait_until(lambda: alive(first) == 1)
+            first.register(echo("early"))
+        wait_until(lambda: alive(first) == 0)
+        guest = member("127.0.0.1:0", peers)
+        for late in (guest, member(peers[1], peers)):
+            with late:
+                assert late.wait_ready(60)
+                assert late.describe("early").version == 1
+
+
+def test_catching_up() -> None:
+    assert CatchingUp(()).is_done
+    waiting = CatchingUp(("a", "b"))
+    waiting.tick(0, 0)
+    waiting.heard("a", 3)
+    waiting.tick(3, 1)
+    assert not waiting.is_done, "b may have more"
+    waiting.failed("b")
+    waiting.tick(2, 2)
+    assert not waiting.is_done
+    waiting.heard("a", 9)  # that was registered since
+    waiting.tick(3, 3)
+    assert waiting.is_done
+    silent = CatchingUp(("a",))
+    silent.tick(0, 5)
+    assert not silent.is_done
+    silent.tick(0, 5 + LIMIT_NS)
+    assert silent.is_done
 
 
 def tail_of(node: Node) -> int:
