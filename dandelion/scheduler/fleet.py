@@ -11,7 +11,7 @@ from dandelion.scheduler.actions import Action, Check, Start
 from dandelion.scheduler.calls import Calls
 from dandelion.scheduler.concurrency import is_extra
 from dandelion.scheduler.engine import EnginePhase, EngineState
-from dandelion.scheduler.retries import UNAVAILABLE_RESTART_S, restart_delay_ns
+from dandelion.scheduler.retries import restart_delay_ns
 from dandelion.timers import Timers
 
 
@@ -72,21 +72,22 @@ class Fleet:
         """An engine could not be started.
 
         One that was never up is tried again only if its process ended: anything else, such as a
-        device that is missing, stays as it is.
+        device that is missing, stays as it is. Calls wait for its first retry, which is at once:
+        its process may have been killed from outside.
         """
         engine.error = error
         if engine.pool is not None and is_extra(engine):
             engine.phase = EnginePhase.DORMANT
             engine.pool.failed(now_ns)
-        elif engine.name:
+        elif engine.name or (isinstance(error, EngineDied) and not engine.remote):
+            before = engine.failed_starts
             engine.failed_starts += 1
-            delay_ns, unavailable = restart_delay_ns(engine.failed_starts)
-            engine.phase = EnginePhase.UNAVAILABLE if unavailable else EnginePhase.STARTING
+            delay_ns, unavailable = restart_delay_ns(before + 1 if engine.name else before)
+            waits = not unavailable if engine.name else not before
+            engine.phase = EnginePhase.STARTING if waits else EnginePhase.UNAVAILABLE
             self._retry(engine, now_ns + delay_ns)
         else:
             engine.phase = EnginePhase.UNAVAILABLE
-            if isinstance(error, EngineDied) and not engine.remote:
-                self._retry(engine, now_ns + int(UNAVAILABLE_RESTART_S * 1e9))
         self._calls.engines_changed(now_ns)
 
     def _retry(self, engine: EngineState, at_ns: int) -> None:

@@ -15,7 +15,7 @@ ATTEMPTS = 2
 NODE_ATTEMPTS = 4
 """The same, if whole nodes of a cluster are lost: several may be, while one call runs."""
 RESTART_S: tuple[float, ...] = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-"""Pauses before attempts to start an engine that worked before."""
+"""Pauses before attempts to start an engine again."""
 UNAVAILABLE_RESTART_S = 5.0
 """The pause after these; meanwhile the engine is unavailable."""
 

@@ -24,7 +24,7 @@ from dandelion.policies import policy_of
 from dandelion.scheduler import EngineState, InvocationState, Scheduler, Tenant
 from dandelion.scheduler.actions import End, Send, Start
 from dandelion.scheduler.engine import EnginePhase
-from dandelion.scheduler.retries import UNAVAILABLE_RESTART_S
+from dandelion.scheduler.retries import RESTART_S, UNAVAILABLE_RESTART_S
 
 INPUTS = (ItemSet("x", (Item("a", 0, b"data"),)),)
 DIED = EngineDied("0", "it died")
@@ -107,25 +107,33 @@ def test_a_call_that_had_not_begun_is_sent_again(plan: CompositionPlan) -> None:
     assert run(plan, DIED, begun=False) == " ".join(["f"] * 10 + ["..."])
 
 
-@pytest.mark.parametrize(
-    ("error", "again"),
-    [(DIED, True), (BackendUnavailable("cpu", "no device"), False), (FULL, False)],
-)
-def test_an_engine_whose_process_ended_before_it_was_ever_up_is_started_again(
-    error: DandelionError, again: bool
-) -> None:
+def never_up() -> tuple[Scheduler, EngineState]:
     scheduler = Scheduler(policy_of("fair"), 1 << 30, lambda flow: (0, 0))
     engine = EngineState(0, frozenset({"cpu"}), places=1)
     scheduler.fleet.added(engine)
-    for failed_ns in (0, 10**10):
+    assert [action for action in scheduler.take() if isinstance(action, Start)]
+    return scheduler, engine
+
+
+def test_an_engine_whose_process_ended_before_it_was_ever_up_is_started_again() -> None:
+    scheduler, engine = never_up()
+    now_ns = 0
+    for number, pause_s in enumerate((*RESTART_S, UNAVAILABLE_RESTART_S, UNAVAILABLE_RESTART_S)):
+        scheduler.fleet.failed(engine, DIED, now_ns)
+        waits = EnginePhase.UNAVAILABLE if number else EnginePhase.STARTING
+        assert engine.phase is waits, "calls wait for the first retry only"
+        now_ns += int(pause_s * 1e9)
+        assert scheduler.fleet.restarts.next_due_ns == now_ns
+        scheduler.tick(now_ns)
         assert [action for action in scheduler.take() if isinstance(action, Start)]
-        scheduler.fleet.failed(engine, error, failed_ns)
-        assert engine.phase is EnginePhase.UNAVAILABLE, "calls do not wait for it"
-        due_ns = failed_ns + int(UNAVAILABLE_RESTART_S * 1e9)
-        assert scheduler.fleet.restarts.next_due_ns == (due_ns if again else None)
-        scheduler.tick(due_ns)
-        if not again:
-            assert not scheduler.take()
-            return
-    scheduler.fleet.up(engine, "0", Capacity(), 2 * 10**10)
+    scheduler.fleet.up(engine, "0", Capacity(), now_ns)
     assert engine.phase is EnginePhase.READY
+    assert not engine.failed_starts
+
+
+@pytest.mark.parametrize("error", [BackendUnavailable("cpu", "no device"), FULL])
+def test_an_engine_that_refused_to_start_is_not_started_again(error: DandelionError) -> None:
+    scheduler, engine = never_up()
+    scheduler.fleet.failed(engine, error, 0)
+    assert engine.phase is EnginePhase.UNAVAILABLE
+    assert scheduler.fleet.restarts.next_due_ns is None
