@@ -8,19 +8,18 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
-from dandelion.backends.gpu import compile_process, opencl_device, pocl_compiler
+from dandelion.backends.gpu import compile_process, opencl_device, pocl
 from dandelion.backends.gpu.compile_process import Answer, Job, Source, answer, compile_apart
 from dandelion.backends.gpu.pocl_compiler import PoclCompiler
 from dandelion.backends.gpu.source import LoadedCode
 
 import dandelion.blueprint as bp
 from dandelion.documents import FunctionDocument, RegistrationDocument, gpu_function
-from dandelion.errors import BackendUnavailable, InvalidBlueprint, InvalidFunction, from_record
+from dandelion.errors import DeviceFault, InvalidBlueprint, InvalidFunction, from_record
 from dandelion.function import digest_of
 from dandelion.node import Node, Settings
 
@@ -152,13 +151,13 @@ def test_the_compiler_reads_no_files_of_the_machine(
 
 
 def test_where_no_source_compiles_it_is_no_sources_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(given: LoadedCode) -> None:
-        raise InvalidFunction(())
+    cl = pocl.binding()
 
-    compiler = PoclCompiler()
-    device = SimpleNamespace(open=lambda: None, load=fail)
-    monkeypatch.setattr(pocl_compiler, "OpenClDevice", lambda: device)
+    def fail(*given: object) -> None:
+        raise cl.Error("no file can be written")
+
+    monkeypatch.setattr(cl.Program, "build", fail)
     source = Source("k.cl", "opencl-c", own("").encode(), "d")
-    told = answer(Job(os.getpid(), "", "opencl", ARCH, (source,), 1.0), compiler)
+    told = answer(Job(os.getpid(), "", "opencl", ARCH, (source,), 1.0), PoclCompiler())
     assert told.error is not None
-    assert isinstance(from_record(told.error), BackendUnavailable)
+    assert isinstance(from_record(told.error), DeviceFault), "there are no binaries then"

@@ -6,25 +6,31 @@ import errno
 import os
 import resource
 import socket
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from dandelion.backends.gpu import pocl
+from dandelion.backends.gpu import compile_process, pocl
 from dandelion.backends.gpu.compile_process import compile_apart
 from dandelion.backends.gpu.host_template import HostTemplate
+from dandelion.backends.gpu.opencl_device import OpenClDevice
 from dandelion.backends.gpu.pocl_runtime import KNOWN_VERSION
 from dandelion.backends.gpu.source import CodeFormat, LoadedCode
 
 from dandelion.confinement.lockdown import landlock_abi
-from dandelion.errors import BackendUnavailable, DeviceFault, EngineDied
+from dandelion.errors import BackendUnavailable, DeviceFault, EngineDied, Faulted
 from dandelion.function import digest_of
 
 from .kernel_attacks import CONFINED, attacker, function, skip_without_opencl
 from .processes import children_of
 
+MODULE = "dandelion.backends.gpu.compile_process"
+TEXT = b"__kernel void f(__global int *x) { x[0] = 1; }"
+SOURCE = LoadedCode("f.cl", CodeFormat.OPENCL, TEXT, digest_of(TEXT))
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="hosts keep the user of their node")
 pytestmark = pytest.mark.skipif(landlock_abi() < 2, reason="this kernel has no Landlock")
 
@@ -67,9 +73,7 @@ def test_a_folder_that_hosts_cannot_enter_is_named(closed: Path) -> None:
 
 @AS_ROOT
 def test_sources_are_compiled_in_a_folder_that_only_root_can_enter(closed: Path) -> None:
-    text = b"__kernel void f(__global int *x) { x[0] = 1; }"
-    code = LoadedCode("f.cl", CodeFormat.OPENCL, text, digest_of(text))
-    assert compile_apart("opencl", os.uname().machine, [code]) == (b"",)
+    assert compile_apart("opencl", os.uname().machine, [SOURCE]) == (b"",)
     assert not list(closed.iterdir())
 
 
@@ -151,6 +155,74 @@ def test_nothing_is_left_of_a_host_without_descriptors(
             with pytest.raises(OSError, match="Too many open files"):
                 who.engine._started()
         assert left() == before
+
+
+ERRORS = {
+    "OSError(28, 'full')": "TMPDIR",
+    "OSError(12, 'no memory')": "MemoryMax=",
+    "MemoryError()": "MemoryMax=",
+}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("step", ["HostFolders", "give_up_rights", "lock", "ArenaMap"])
+def test_the_want_of_space_or_memory_is_named(step: str, error: str) -> None:
+    """Of a template, and of a host at every step of its start."""
+    command = changed(f"h.{step} = lambda *given: (_ for _ in ()).throw({error})")
+    with pytest.raises(BackendUnavailable) as caught, attacker(command) as who:
+        who.attack([("getpid",)])
+    assert ERRORS[error] in caught.value.remedy
+
+
+def test_a_broker_without_a_folder_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**given: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    with pytest.raises(BackendUnavailable, match="temporary files"), attacker(CONFINED):
+        pass
+
+
+def test_a_host_without_memory_for_its_compiler_is_replaced() -> None:
+    """Also if the compiler reports it as an error of the source."""
+    command = changed("h.DATA_BYTES = 30 << 20")
+    with attacker(command) as who:
+        for _ in range(2):
+            with pytest.raises(Faulted, match="MemoryMax="):
+                who.attack([("getpid",)])
+            assert not who.engine.hosts()
+
+
+def test_a_compiler_that_fails_for_every_source_is_the_fault_of_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cl = pocl.binding()
+    device = OpenClDevice()
+    device.open()
+
+    def refuse(*given: object) -> None:
+        raise cl.Error("no file can be written")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cl.Program, "build", refuse)
+        with pytest.raises(DeviceFault, match="TMPDIR"):
+            device.load(SOURCE)
+    assert device.fault() is not None
+    device.close()
+
+
+def test_a_source_is_not_at_fault_if_its_compiler_cannot_be_confined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = "(_ for _ in ()).throw(OSError(28, 'full'))"
+    line = f"import {MODULE} as m; m._confine = lambda *given: {refused}; sys.exit(m.main())"
+    ran = subprocess.Popen
+
+    def changed_popen(command: list[str], **given: Any) -> subprocess.Popen[bytes]:
+        return ran([*command[:2], "-c", f"import sys; {line}"], **given)
+
+    monkeypatch.setattr(compile_process.subprocess, "Popen", changed_popen)
+    assert compile_apart("opencl", os.uname().machine, [SOURCE]) == ()
 
 
 def test_a_compiler_that_does_not_work_makes_the_backend_unavailable() -> None:

@@ -51,6 +51,7 @@ from .host_folder import HostFolders, give_to_nobody
 from .host_policy import policy
 from .source import LoadedCode, header
 from .source_compiler import SourceCompiler
+from .system_limits import explained
 
 LIMIT_S = 30.0
 MEMORY_BYTES = 4 << 30
@@ -204,6 +205,8 @@ def answer(job: Job, compiler: SourceCompiler | BackendUnavailable) -> Answer:
         return Answer(tuple(done), InvalidFunction((problem,)).record())
     except DandelionError as error:
         return Answer(tuple(done), error.record())
+    except OSError as error:
+        return Answer(tuple(done), BackendUnavailable(job.backend, explained(error)).record())
     except Exception as error:
         bug = InternalError(f"compiling: {type(error).__name__}: {error}")
         return Answer(tuple(done), bug.record())
@@ -304,6 +307,8 @@ def main() -> int:
                 _confine(job, readable, compiler.furnish)
         except BackendUnavailable as error:
             compiler = error
+        except OSError as error:
+            compiler = BackendUnavailable(job.backend, explained(error))
         output.write(msgspec.msgpack.encode(answer(job, compiler)))
     return 0
 

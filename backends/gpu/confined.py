@@ -91,7 +91,12 @@ class ConfinedEngine(Engine):
         self._ending: list[HostProcess] = []
         self._used: HostProcess | None = None
         self._closed = False
-        self._folders = HostFolders()
+        try:
+            self._folders = HostFolders()
+        except OSError as error:
+            if template is not None:
+                template.close()
+            raise self._no_process(error) from None
         try:
             self._template = template or HostTemplate(options.backend, options.given, runtime)
         except OSError as error:

@@ -42,6 +42,7 @@ from .host_memory import ROOM_BYTES, HostMemory, Place
 from .host_messages import Confined, HostReply, HostSettings, host_channel
 from .host_template import HostTemplate
 from .known_answers import KnownAnswer
+from .system_limits import EXHAUSTED
 
 START_LIMIT_S = 60.0
 GRACE_S = 0.05
@@ -380,6 +381,8 @@ class HostProcess:
                 ", as happens when a kernel reads or writes outside of its buffers, or has private "
                 "arrays that are larger than the stack (usually 8 MiB)"
             )
+        elif code == -signal.SIGABRT:
+            words += f", as happens when its compiler fails: {EXHAUSTED}"
         return HostEnded(words, killed=code == -signal.SIGKILL)
 
     # its end

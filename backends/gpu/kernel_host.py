@@ -102,6 +102,8 @@ def main(arguments: list[str]) -> int:
         loaded = load(settings)
     except DandelionError as error:
         loaded = error  # each host reports it
+    except (OSError, MemoryError) as error:
+        loaded = _cause(settings.backend, error)
     serve(settings.control_fd, lambda *given: be_host(loaded, *given))
     return 0
 
@@ -163,21 +165,21 @@ def be_host(
                 rehearse(engine)
             lock(settings, engine, socket_fd)
             facts["seccomp"] = "allow-list; no sockets, programs, processes, threads or signals"
+            memory = ArenaMap(memory_fd, settings.memory_bytes)
             broker.send(Confined(facts))
         except DandelionError as error:
             broker.send(Failed(-1, error.record()))
             return 1
-        except (Ended, OSError) as error:
+        except (Ended, OSError, MemoryError) as error:
             broker.send(Failed(-1, _cause(settings.backend, error).record()))
             return 1
-        memory = ArenaMap(memory_fd, settings.memory_bytes)
         EngineProcess(broker, memory).serve(engine)
     return 0
 
 
-def _cause(backend: str, error: Ended | OSError) -> DandelionError:
+def _cause(backend: str, error: Ended | OSError | MemoryError) -> DandelionError:
     """Give the error of a host that cannot start: a limit of the system, or our bug."""
-    limit = limit_of(error) if isinstance(error, OSError) else None
+    limit = None if isinstance(error, Ended) else limit_of(error)
     if limit is not None:
         return BackendUnavailable(backend, *limit)
     return InternalError(f"a kernel host: {error}")

@@ -38,9 +38,11 @@ from .plan import Copy, Launch, Pointer, Zero
 from .source import CodeFormat, LoadedCode
 from .source_check import checked_source
 from .svm import SharedRange
+from .system_limits import EXHAUSTED, NO_MEMORY
 
 _ASSEMBLY = "-D{}=inline_assembly_is_refused"  # also where a macro pastes the word together
 _OPTIONS = ["-cl-std=CL1.2", *map(_ASSEMBLY.format, ("asm", "__asm", "__asm__"))]
+_OWN_SOURCE = "__kernel void own(__global float *x) { x[get_global_id(0)] = 1.0f; }"
 _FATAL = ("OUT_OF_RESOURCES", "DEVICE_NOT_AVAILABLE", "INVALID_COMMAND_QUEUE")
 
 
@@ -169,6 +171,10 @@ class OpenClDevice(Device):
             if name in ("wait", "synchronize") and any(code in str(error) for code in _FATAL):
                 self._broken = f"{name}: {error}"
             raise DeviceFault(self.name, name, str(error)) from None
+        except MemoryError:
+            if name == "launch":  # which compiles
+                self._broken = f"compiling: {NO_MEMORY}"
+            raise
 
     # memory
 
@@ -267,17 +273,34 @@ class OpenClDevice(Device):
         if not binary:
             checked_source(code)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", cl.CompilerWarning)  # a log is no failure
-                program = cl.Program(self._context, code.data if binary else code.text)
-                program.build(self._options)
+            program = self._built(code.data if binary else code.text)
             # Not program.all_kernels(): its kernels never go, and keep about 1 MB of program each.
             names = program.get_info(cl.program_info.KERNEL_NAMES).split(";")
             kernels = {name: cl.Kernel(program, name) for name in names if name}
             linecache.clearcache()  # pyopencl leaves code of each kernel there, for ever
             return Handle(kernels)
+        except MemoryError:
+            self._broken = f"compiling: {NO_MEMORY}"
+            raise
         except cl.Error as error:
+            if self.abilities.host_execution and not self._compiles():
+                self._broken = f"no source compiles any more: {EXHAUSTED}"
+                raise DeviceFault(self.name, "load", self._broken) from None
             raise not_compiled(str(error), code.name) from None
+
+    def _built(self, source: str | bytes) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", self._cl.CompilerWarning)  # a log is no failure
+            program = self._cl.Program(self._context, source)
+            return program.build(self._options)
+
+    def _compiles(self) -> bool:
+        """Tell whether a source of our own compiles: if not, no source is at fault."""
+        try:
+            self._built(_OWN_SOURCE)
+        except (self._cl.Error, MemoryError):
+            return False
+        return True
 
     def _unload(self, module: Handle) -> None:
         """A program goes with its last reference."""

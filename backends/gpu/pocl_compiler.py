@@ -8,15 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
-from dandelion.errors import BackendUnavailable, InvalidFunction
-from dandelion.function import digest_of
-
 from .opencl_device import OpenClDevice
 from .pocl_runtime import PoclRuntime
 from .source import CodeFormat, LoadedCode
 from .source_compiler import SourceCompiler
-
-_OWN = b"__kernel void own(__global float *x) { x[get_global_id(0)] = 1.0f; }"
 
 
 class PoclCompiler(SourceCompiler):
@@ -47,16 +42,5 @@ class PoclCompiler(SourceCompiler):
         if self._device is None:
             self._device = OpenClDevice()
             self._device.open()
-        try:
-            self._device.load(code)
-        except InvalidFunction:
-            self._try_own(self._device)
-            raise
+        self._device.load(code)
         return b""
-
-    def _try_own(self, device: OpenClDevice) -> None:
-        """Compile a source of our own: if that fails too, it is not a source's fault."""
-        try:
-            device.load(LoadedCode("own.cl", CodeFormat.OPENCL, _OWN, digest_of(_OWN)))
-        except InvalidFunction as error:
-            raise BackendUnavailable("opencl", f"no source compiles: {error}") from None

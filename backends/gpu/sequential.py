@@ -162,13 +162,13 @@ class SequentialEngine(Engine):
             self._untried = None
             try:
                 return self._stages(call)
-            except DeviceFault as error:
+            except (DeviceFault, MemoryError) as error:
                 broken = self.device.fault()
                 if broken is not None:
                     self._broken = broken
                     raise Faulted(call.function.spec.name, broken) from error
                 self._recover()
-                if not self._takes_others():
+                if isinstance(error, MemoryError) or not self._takes_others():
                     raise
                 self._check(call)
             except BaseException:
