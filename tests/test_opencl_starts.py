@@ -8,6 +8,7 @@ import resource
 import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,6 +87,15 @@ def test_the_limit_of_processes_is_named() -> None:
     with pytest.raises(BackendUnavailable, match="limit of processes") as caught, attacker(command):
         pass
     assert "ulimit -u" in caught.value.remedy
+
+
+def test_a_broker_without_a_thread_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(BackendUnavailable, match="limit of processes"), attacker(CONFINED):
+        pass
 
 
 @contextmanager

@@ -9,6 +9,7 @@ calls, or after a while if there is none.
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +28,9 @@ class HostsAhead:
     Args:
         start: starts a host, without waiting for it; called by one thread at a time.
         end: ends one that was not used.
+
+    Raises:
+        OSError: there can be no further process or thread.
     """
 
     def __init__(
@@ -39,9 +43,14 @@ class HostsAhead:
         self._closed = False
         self._wanted = False
         self._called_s = 0.0
-        self._waiting: HostProcess | None = start()
+        host = start()
+        self._waiting: HostProcess | None = host
         self._thread = threading.Thread(target=self._serve, name="hosts-ahead", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            end(host)
+            raise OSError(errno.EAGAIN, str(error)) from None
 
     def peek(self) -> HostProcess | None:
         """Give the host that waits, which stays."""
