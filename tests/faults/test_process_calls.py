@@ -123,7 +123,16 @@ def test_the_answer_of_a_cancelled_call_goes_to_no_other_call(node: Node) -> Non
     asyncio.run(cancelled())
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Have interrupts raise also where a shell runs this in the background, which ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @both
+@pytest.mark.usefixtures("interruptible")
 def test_a_caller_who_is_interrupted_takes_its_invocation_along(node: Node) -> None:
     def interrupt() -> None:
         wait_until(lambda: any(engine.busy for engine in node.engines()))
