@@ -272,6 +272,7 @@ def peers(bench: Bench) -> Findings:
     chain = network()
     rows: list[Row] = []
     seconds = bench.pick(0.3, 1.0, 2.0)
+    warm_up_s = bench.pick(0.3, 3.0, 3.0)  # until the node knows whether threads pay, on a CPU
     with Lineup(bench, network_contenders(bench, chain)) as lineup:
         lineup.check(chain.work.name, chain.body, chain.expected)
         for callers in bench.pick((1,), (1, 8), (1, 8, 32)):
@@ -279,8 +280,9 @@ def peers(bench: Bench) -> Findings:
                 bench.say(f"{callers} callers, {running.name}")
                 request = running.unchecked(chain.work.name, chain.body)
                 load = closed_loop(
-                    running.server.port, request, callers=callers, seconds=seconds, warm_up_s=0.3
-                )
+                    running.server.port, request, callers=callers, seconds=seconds,
+                    warm_up_s=warm_up_s,
+                )  # fmt: skip
                 rows.append(load_row(running.name, callers, load))
     title = f"{chain.name} over HTTP, callers that wait for their answers"
     axis = Axis("callers", logarithmic=True)
