@@ -31,7 +31,7 @@ from dandelion.memory import (
     Transfers,
     shared,
 )
-from dandelion.memory.context import PAGE_BYTES
+from dandelion.memory.context import PAGE_BYTES, DomainStats
 from dandelion.memory.lease import address_of, leased_view
 from dandelion.testing import Failing, Limited, Tracked
 
@@ -360,6 +360,24 @@ def test_neighbours_are_zeroed_together(zeroed: list[int]) -> None:
         del kept
         assert domain.recycle() == PAGE
         assert not bytes(domain.acquire(16 * PAGE).view).strip(b"\0")
+
+
+def test_memory_that_is_being_zeroed_is_in_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[DomainStats] = []
+    with arena(16 * PAGE) as domain:
+        write = ctypes.memset
+
+        def look(address: int, value: int, size: int) -> int:
+            seen.append(domain.stats())
+            return write(address, value, size)
+
+        monkeypatch.setattr(ctypes, "memset", look)
+        kept = domain.acquire(PAGE)
+        domain.acquire(3 * PAGE)
+        domain.recycle()
+        assert seen == [DomainStats(16 * PAGE, PAGE, 1)]
+        assert domain.stats() == seen[0]
+        del kept
 
 
 def test_who_waits_for_memory_waits_for_no_more_than_is_needed(

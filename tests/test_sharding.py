@@ -158,6 +158,13 @@ def test_rows_of_very_large_joins_are_made_one_by_one(last: Strategy | None) -> 
     assert joined_rows(sets, by).count == (fewer if matches else 20_000 * fewer)
 
 
+@pytest.mark.parametrize("words", [*itertools.product(Strategy, repeat=3)])
+def test_rows_are_counted_without_being_made(words: tuple[Strategy, ...]) -> None:
+    for keys in itertools.product([(0, 1), (1, 2, 3), ()], repeat=4):
+        rows = joined_rows([keyed("s", *some) for some in keys], words)
+        assert rows.count == len(list(rows))
+
+
 @pytest.mark.parametrize("length", [99, 100, 101, 1500])
 def test_joins_of_many_sets(length: int) -> None:
     one, two = keyed("a", 1), keyed("b", 1, 2)

@@ -80,11 +80,13 @@ class Fleet:
             engine.phase = EnginePhase.DORMANT
             engine.pool.failed(now_ns)
         elif engine.name or (isinstance(error, EngineDied) and not engine.remote):
-            before = engine.failed_starts
             engine.failed_starts += 1
-            delay_ns, unavailable = restart_delay_ns(before + 1 if engine.name else before)
-            waits = not unavailable if engine.name else not before
-            engine.phase = EnginePhase.STARTING if waits else EnginePhase.UNAVAILABLE
+            tried = engine.failed_starts if engine.name else engine.failed_starts - 1  # again
+            delay_ns, unavailable = restart_delay_ns(tried)
+            if unavailable or (tried and not engine.name):
+                engine.phase = EnginePhase.UNAVAILABLE
+            else:
+                engine.phase = EnginePhase.STARTING
             self._retry(engine, now_ns + delay_ns)
         else:
             engine.phase = EnginePhase.UNAVAILABLE
