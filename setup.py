@@ -60,6 +60,7 @@ COMPILED = (
     "dandelion/executors/staging.py",
     "dandelion/executors/threads.py",
     "dandelion/executors/worker.py",
+    "dandelion/frontend_process/link.py",
     "dandelion/memory/context.py",
     "dandelion/memory/free_ranges.py",
     "dandelion/memory/heap.py",

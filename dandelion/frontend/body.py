@@ -28,7 +28,7 @@ class Body:
 
     Args:
         request: the request.
-        acquire: returns a context of a given size in bytes.
+        acquire: returns a context of a given size in bytes, with any content.
         limit_bytes: largest allowed body.
         remedy: how a larger one can be sent.
     """

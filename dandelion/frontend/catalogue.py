@@ -74,7 +74,7 @@ class CatalogueRoutes:
         kind = media_type(given)
         if kind not in REGISTER_TYPES:
             raise UnsupportedMedia(clipped(given) or "no Content-Type", REGISTER_TYPES)
-        body = Body(request, self._node.acquire_async, self._node.settings.body_limit_bytes)
+        body = Body(request, self._node.acquire_to_fill_async, self._node.settings.body_limit_bytes)
         data = await body.read()
         if costs_registration(data, kind):
             return await self._converter.document(data, kind)
@@ -121,7 +121,7 @@ class CatalogueRoutes:
         """``POST /v1/remove``: several records, all or nothing."""
         with preparing(Change(request, "remove")):
             request.expect_query(())
-            body = Body(request, self._node.acquire_async, REMOVALS_BYTES)
+            body = Body(request, self._node.acquire_to_fill_async, REMOVALS_BYTES)
             removals = read_removals(await body.read())
         return await asyncio.to_thread(self._remove, request, removals)
 

@@ -217,7 +217,7 @@ class Invocations:
         is_capped = plan.limit_bytes < self._node.settings.body_limit_bytes
         body = Body(
             request,
-            self._node.acquire_async,
+            self._node.acquire_to_fill_async,
             plan.limit_bytes,
             _SMALLER_AS if is_capped else RAISE_LIMIT,
         )

@@ -125,11 +125,14 @@ class Service(Protocol):
     def reload(self) -> None:
         """Read again what the operator may change while the node runs, such as secrets."""
 
-    def acquire(self, size_bytes: int) -> Context:
-        """Give a context in the arena; not on the event loop."""
+    def acquire_to_fill(self, size_bytes: int) -> Context:
+        """Give a context in the arena; not on the event loop.
 
-    async def acquire_async(self, size_bytes: int) -> Context:
-        """Give a context in the arena."""
+        It may have any content, so only what the caller has written may be passed on.
+        """
+
+    async def acquire_to_fill_async(self, size_bytes: int) -> Context:
+        """Give a context in the arena, as `acquire_to_fill` does."""
 
     def signature(self, name: str, version: int | None = None, *, tenant: str) -> Signature:
         """Tell what a function or composition takes and gives."""

@@ -29,7 +29,7 @@ class Leases(MemoryDomain):
 
     Args:
         arena: where they lie.
-        ask: asks the node for a lease of so many bytes and waits; for threads.
+        ask: asks the node for a lease of so many bytes, with any content, and waits; for threads.
     """
 
     kind: ClassVar[str] = "shared"
@@ -89,8 +89,13 @@ class Leases(MemoryDomain):
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def _acquire(self, size_bytes: int) -> Context:
+    def acquire_to_fill(self, size_bytes: int) -> Context:
         return self._ask(size_bytes)
+
+    def _acquire(self, size_bytes: int) -> Context:
+        context = self._ask(size_bytes)
+        context.view[:] = bytes(size_bytes)
+        return context
 
     def locate(self, data: Bytes) -> int | None:
         return self._arena.locate(data)

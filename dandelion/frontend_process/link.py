@@ -76,8 +76,12 @@ class Link(Generic[_Message]):
         self.is_open = True
         loop.add_reader(peer, self._read)
 
-    def post(self, message: msgspec.Struct) -> None:
+    def post(self, message: msgspec.Struct, *, ahead: bool = False) -> None:
         """Send a message, with all others of this turn.
+
+        Args:
+            message: what is sent.
+            ahead: nothing waits for it, so it is sent together with the next message.
 
         Raises:
             InvalidInput: it has what cannot be sent, such as an integer of more than 64 bits. The
@@ -96,7 +100,7 @@ class Link(Generic[_Message]):
                 raise InvalidInput("request", f"it cannot be sent: {error}") from None
             raise
         self._counts[-1] += 1
-        if not self._is_due:
+        if not self._is_due and not ahead:
             self._is_due = True
             self._loop.call_soon(self.flush)
 
@@ -163,7 +167,7 @@ class Link(Generic[_Message]):
             log.exception("a message could not be handled")
             self._end("a message could not be handled")
             return
-        if self._frames:  # answers that are there already leave in this turn
+        if self._is_due:  # answers that are there already leave in this turn
             self.flush()
 
     def _take(self) -> None:

@@ -57,10 +57,16 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="cancel
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="lease"):
-    """Ask for memory of the arena; answered by `Leased` or `Failed`."""
+    """Ask for memory of the arena; answered by `Leased` or `Failed`.
+
+    Attributes:
+        size: in bytes.
+        ahead: nothing waits for it, so the answer may come with the next one.
+    """
 
     number: int
     size: int
+    ahead: bool = False
 
 
 class WatchKept(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
@@ -187,7 +193,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="ended")
 
 
 class Leased(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="leased"):
-    """Memory of the arena, all zero."""
+    """Memory of the arena, with any content."""
 
     number: int
     offset: int

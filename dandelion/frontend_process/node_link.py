@@ -162,12 +162,13 @@ class NodeLink:
 
     def _on_lease(self, message: Lease) -> None:
         try:
-            context = self._node.acquire(message.size)
+            context = self._node.acquire_to_fill(message.size)
         except DandelionError as error:
             self._fail(message.number, "", error)
             return
         self._kept[message.number] = context
-        self._link.post(Leased(message.number, context.offset_bytes))
+        leased = Leased(message.number, context.offset_bytes)
+        self._link.post(leased, ahead=message.ahead)
 
     def _on_release(self, message: Release) -> None:
         for number in message.numbers:
@@ -328,7 +329,7 @@ class NodeLink:
         for item in one.items:
             size = item.size_bytes
             if size > INLINE_BYTES and self._arena.locate(item.data) is None:
-                context = self._node.acquire(size)
+                context = self._node.acquire_to_fill(size)
                 if size > _LOOP_BYTES:
                     data = await asyncio.to_thread(context.write, 0, item.data)
                 else:

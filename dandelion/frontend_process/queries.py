@@ -106,7 +106,7 @@ class Queries:
             raise InternalError(f"{type(error).__name__}: {error}") from error
         if len(answer) <= BLOB_BYTES:
             return Blob(answer), None
-        context = self._node.acquire(len(answer))
+        context = self._node.acquire_to_fill(len(answer))
         context.write(0, answer)
         return Blob(None), context
 

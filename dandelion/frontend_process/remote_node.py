@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from dandelion.asynchronous.records import KeptRequest
 from dandelion.data import Bytes, Item, ItemSet, Sets
 from dandelion.errors import from_record
-from dandelion.frontend_process.leases import SLAB_BYTES, Leases, Slabs
 from dandelion.frontend_process.link import Link
 from dandelion.frontend_process.messages import (
     Answered,
@@ -31,17 +31,16 @@ from dandelion.frontend_process.messages import (
     FetchKept,
     FromNode,
     Keep,
-    Lease,
     Leased,
     LinesDropped,
     Open,
     Part,
-    Release,
     Reload,
     Submit,
 )
 from dandelion.frontend_process.query_messages import Query
 from dandelion.frontend_process.remote_kept import RemoteKept
+from dandelion.frontend_process.remote_memory import RemoteMemory
 from dandelion.frontend_process.remote_queries import RemoteQueries
 from dandelion.frontend_process.remote_sets import RemoteSets, placed
 from dandelion.frontend_process.status import StatusReader
@@ -57,8 +56,6 @@ from dandelion.settings import Settings
 from dandelion.tokens.table import Buckets
 from dandelion.trace_context import InvocationSpan
 
-_RELEASE_S = 0.01
-"""Memory that is no longer used goes back after so long, if no other message is sent before."""
 _THREAD_BYTES = 1024 * 1024
 """Copying more is left to a thread."""
 
@@ -94,15 +91,14 @@ class RemoteNode(RemoteQueries):
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._parts: dict[int, list[WireSet]] = {}
-        self._leasing: dict[int, tuple[int, bool]] = {}  # size, and whether it is a slab
-        self._leases = Leases(arena, self.acquire)
-        self._slabs = Slabs(self._request_slab)
-        self._wire = RemoteSets(self._leases, self._slabs, self._release_later)
-        self._releasing: asyncio.TimerHandle | None = None
+        self._memory = memory = RemoteMemory(
+            loop, link, self._numbers, arena, opened.settings.frontends
+        )
+        self._wire = RemoteSets(memory)
         self._handlers: dict[type, Callable[[Any], None]] = {
             Ended: self._on_ended,
             Failed: self._on_failed,
-            Leased: self._on_leased,
+            Leased: memory.leased,
             Part: self._on_part,
             Answered: self._on_answered,
             Drain: lambda _: self.on_drain(),
@@ -110,7 +106,6 @@ class RemoteNode(RemoteQueries):
         }
         self.on_drain: Callable[[], None] = lambda: None
         self.on_reload: Callable[[Reload], None] = lambda _: None
-        self._slabs.fill()
         self.kept = RemoteKept(self)
 
     @property
@@ -161,6 +156,7 @@ class RemoteNode(RemoteQueries):
         """Fail everything that waits; the node is gone."""
         for future in self._waiting.values():
             future.cancel()
+        self._memory.lost()
 
     def _expect(self) -> tuple[int, asyncio.Future[Any]]:
         number = next(self._numbers)
@@ -174,9 +170,7 @@ class RemoteNode(RemoteQueries):
 
     def _on_failed(self, message: Failed) -> None:
         self._parts.pop(message.number, None)
-        _, is_slab = self._leasing.pop(message.number, (0, False))
-        if is_slab:
-            self._slabs.add(message.number, None)
+        if self._memory.failed(message.number, partial(from_record, message.error)):
             return
         future = self._waiting.pop(message.number, None)
         if future is not None and not future.done():
@@ -189,58 +183,17 @@ class RemoteNode(RemoteQueries):
 
     # --- memory ---------------------------------------------------------------------------------
 
-    def acquire(self, size_bytes: int) -> Context:
-        """Give a context in the arena; for threads.
+    def acquire_to_fill(self, size_bytes: int) -> Context:
+        """Give a context in the arena, with any content; for threads.
 
         Raises:
             ContextFull: the arena has no room.
         """
-        return self._lease_now(size_bytes)[1]
+        return self._memory.lease_now(size_bytes)[1]
 
-    async def acquire_async(self, size_bytes: int) -> Context:
-        """Give a context in the arena; raises as `acquire`."""
-        return (await self._lease(size_bytes))[1]
-
-    async def _lease(self, size_bytes: int) -> tuple[int, Context]:
-        number, future = self._expect()
-        self._leasing[number] = size_bytes, False
-        self._release()  # there may be no room otherwise
-        self._link.post(Lease(number, size_bytes))
-        try:
-            context: Context = await future
-        finally:
-            del future  # its error refers to this frame
-        self._release_later()
-        return number, context
-
-    def _request_slab(self) -> None:
-        number = next(self._numbers)
-        self._leasing[number] = SLAB_BYTES, True
-        self._link.post(Lease(number, SLAB_BYTES))
-
-    def _on_leased(self, message: Leased) -> None:
-        size, is_slab = self._leasing.pop(message.number)
-        context = self._leases.leased(message.number, message.offset, size)
-        if is_slab:
-            self._slabs.add(message.number, context)
-        else:
-            self._resolve(message.number, context)
-            self._release_later()  # it may not be wanted any more
-
-    def _release(self) -> None:
-        if self._leases.has_gone:
-            self._link.post(Release(self._leases.gone()))
-
-    def _release_later(self) -> None:
-        """Look from now on, as long as there are leases or results, for what is to be released."""
-        if self._releasing is None:
-            self._releasing = self._loop.call_later(_RELEASE_S, self._look_for_releases)
-
-    def _look_for_releases(self) -> None:
-        self._releasing = None
-        self._release()
-        if len(self._leases) > len(self._slabs):
-            self._release_later()
+    async def acquire_to_fill_async(self, size_bytes: int) -> Context:
+        """Give a context in the arena, with any content; raises as `acquire_to_fill`."""
+        return await self._memory.acquire(size_bytes)
 
     # --- invoking -------------------------------------------------------------------------------
 
@@ -265,7 +218,7 @@ class RemoteNode(RemoteQueries):
             self._link.post(
                 Submit(number, name, version, deadline_s, priority, wire, tenant, trace_context)
             )
-            self._release()  # after what refers to it
+            self._memory.submitted()
             del sets, wire
             if on_wait is not None:
                 on_wait()
@@ -292,7 +245,7 @@ class RemoteNode(RemoteQueries):
             if wire is None:
                 wire = await self._sent_ahead(number, sets)
             self._link.post(Keep(number, request, wire, tenant))
-            self._release()  # after what refers to it
+            self._memory.submitted()
             del sets, wire
             answer: Bytes = await future
         except BaseException:
@@ -323,7 +276,7 @@ class RemoteNode(RemoteQueries):
             i for s in sets.values() if s is not None for i in s.items if self._wire.is_loose(i)
         ]
         size = sum(item.size_bytes for item in loose)
-        lease = await self._lease(size) if size else None
+        lease = await self._memory.lease(size) if size else None
         end = 0
         for name, one in sets.items():
             if one is None:
@@ -360,7 +313,7 @@ class RemoteNode(RemoteQueries):
         return asyncio.run_coroutine_threadsafe(self._asked(query), self._loop).result()
 
     def _lease_now(self, size_bytes: int) -> tuple[int, Context]:
-        return asyncio.run_coroutine_threadsafe(self._lease(size_bytes), self._loop).result()
+        return self._memory.lease_now(size_bytes)
 
     async def _asked(self, query: Query) -> Bytes:
         number, future = self._expect()
@@ -378,8 +331,8 @@ class RemoteNode(RemoteQueries):
         blob = message.answer
         data: Bytes | None = blob.data
         if data is None:
-            data = self._leases.result(message.number, blob.offset, blob.size)
-            self._release_later()
+            data = self._memory.leases.result(message.number, blob.offset, blob.size)
+            self._memory.release_later()
         self._resolve(message.number, data)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from dandelion.data import Bytes, Item, ItemSet
-from dandelion.frontend_process.leases import SLAB_ITEM_BYTES, Leases, Slabs
+from dandelion.frontend_process.leases import SLAB_ITEM_BYTES
+from dandelion.frontend_process.remote_memory import RemoteMemory
 from dandelion.frontend_process.wire import (
     INLINE_BYTES,
     PART_ITEMS,
@@ -20,15 +21,12 @@ class RemoteSets:
     """Names the sets of requests, and reads those of answers.
 
     Args:
-        leases: memory that the frontend has.
-        slabs: for data that lies in none of it.
-        on_result: called when an answer names memory, which is to be released later.
+        memory: what the frontend has of the arena.
     """
 
-    def __init__(self, leases: Leases, slabs: Slabs, on_result: Callable[[], None]) -> None:
-        self._leases = leases
-        self._slabs = slabs
-        self._on_result = on_result
+    def __init__(self, memory: RemoteMemory) -> None:
+        self._memory = memory
+        self._leases = memory.leases
 
     def wired(self, sets: Mapping[str, ItemSet | None]) -> WireSets | None:
         """Name sets for one message; None if they need a lease or are too many items for that."""
@@ -57,10 +55,10 @@ class RemoteSets:
             return inline_item(item, data if isinstance(data, bytes) else bytes(data))
         place = self._leases.find(data)
         if place is None:
-            if item.size_bytes > SLAB_ITEM_BYTES:
-                return None
-            place = self._slabs.place(data)
+            place = self._memory.place(data)
             if place is None:
+                if item.size_bytes > SLAB_ITEM_BYTES:
+                    return None
                 return inline_item(item, bytes(data))
         return placed(item, *place)
 
@@ -81,7 +79,7 @@ class RemoteSets:
                     if view is None:
                         base, end = _span(wire)
                         view = self._leases.result(number, base, end - base)
-                        self._on_result()
+                        self._memory.release_later()
                     data = view[i.offset - base : i.offset - base + i.size]
                 items.append(Item(i.name, i.key, data, i.dtype, i.shape))
             made[one.name] = (

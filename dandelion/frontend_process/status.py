@@ -36,7 +36,8 @@ class StatusWriter:
 
     def __init__(self, node: Service) -> None:
         self._node = node
-        context = node.acquire(_SIZE_BYTES + BUCKETS_BYTES)
+        context = node.acquire_to_fill(_SIZE_BYTES + BUCKETS_BYTES)
+        context.view[:] = bytes(_SIZE_BYTES + BUCKETS_BYTES)
         self.offset_bytes = context.offset_bytes
         self._words = context.view[:_SIZE_BYTES].cast("Q")
         self.update()

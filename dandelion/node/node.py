@@ -112,16 +112,23 @@ class Node(Running, Registering, Invoking, Submitting, Viewing):
     # --- memory ----------------------------------------------------------------------------------
 
     def acquire(self, size_bytes: int) -> Context:
-        """Give a context in the arena, for data that is about to be invoked with.
+        """Give a zeroed context in the arena, for data that is about to be invoked with.
 
         Raises:
             ContextFull: the arena has no room.
         """
         return self._parts.arena.acquire(size_bytes)
 
-    async def acquire_async(self, size_bytes: int) -> Context:
-        """Give a context as `acquire` does; a node in another process has to be waited for."""
-        return self._parts.arena.acquire(size_bytes)
+    def acquire_to_fill(self, size_bytes: int) -> Context:
+        """Give a context that may have any content; raises as `acquire`.
+
+        Only what the caller has written to it may be passed on.
+        """
+        return self._parts.arena.acquire_to_fill(size_bytes)
+
+    async def acquire_to_fill_async(self, size_bytes: int) -> Context:
+        """Give a context as `acquire_to_fill`; a node in another process has to be waited for."""
+        return self._parts.arena.acquire_to_fill(size_bytes)
 
     @property
     def arena(self) -> ArenaMap:

@@ -7,7 +7,8 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -15,6 +16,7 @@ from dandelion.cli.settings import load_settings
 from dandelion.errors import ContextFull, InvalidInput
 from dandelion.frontend_process import supervisor as supervisor_module
 from dandelion.frontend_process.leases import SLAB_BYTES
+from dandelion.frontend_process.messages import Lease
 from dandelion.frontend_process.supervisor import Supervisor
 from dandelion.frontend_process.wire import INLINE_BYTES, PART_ITEMS
 from dandelion.node import Node, Settings
@@ -52,6 +54,25 @@ def test_bodies_of_all_sizes(served: Served, size: int) -> None:
         for _ in range(5):
             assert invoke(connection, "echo", body) == (200, body)
     wait_until(served.rests)
+
+
+def test_equal_bodies_do_not_wait_for_memory(served: Served) -> None:
+    body = os.urandom(100_000)
+    (first, *_) = served.connections()
+    asked_ahead: list[bool] = []
+
+    def noted(handle: Callable[[Lease], None], lease: Lease) -> None:
+        asked_ahead.append(lease.ahead)
+        handle(lease)
+
+    for place in served.processes.supervisor._places:
+        assert place.link is not None
+        handlers = place.link._handlers
+        handlers[Lease] = partial(noted, handlers[Lease])
+    for _ in range(20):
+        assert invoke(first, "echo", body) == (200, body)
+    assert asked_ahead.count(False) <= 4
+    wait_until(served.rests)  # what lies ready goes back, too
 
 
 def test_a_body_of_unknown_size(served: Served) -> None:

@@ -190,7 +190,7 @@ class BsonAdapter(Adapter):
 
     async def _body(self, request: Request) -> Bytes:
         limit = self._node.settings.body_limit_bytes
-        return await Body(request, self._node.acquire_async, limit).read()
+        return await Body(request, self._node.acquire_to_fill_async, limit).read()
 
     # --- invocation -------------------------------------------------------------------------------
 

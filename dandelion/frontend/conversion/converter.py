@@ -243,7 +243,7 @@ class _Job:
         """Return offset and size of data in the arena; copy it there if necessary."""
         offset = self._node.arena.locate(data)
         if offset is None:
-            data = self._node.acquire(len(data)).write(0, data)
+            data = self._node.acquire_to_fill(len(data)).write(0, data)
             offset = self._node.arena.locate(data)
             assert offset is not None
         self._kept.append(data)
@@ -291,7 +291,7 @@ class _Job:
             if isinstance(message, Part):
                 collected.add(message)
             elif isinstance(message, Need):
-                self._result = self._node.acquire(message.size)
+                self._result = self._node.acquire_to_fill(message.size)
                 channel.send(Room(self._result.offset_bytes))
             elif isinstance(message, Done):
                 return collected.sets(), message.document

@@ -173,7 +173,7 @@ class Inferences:
         if isinstance(data, Place):
             region = named_region(regions, data.region)
             data = await asyncio.to_thread(
-                region.read, self._node.acquire, data.offset, data.size_bytes
+                region.read, self._node.acquire_to_fill, data.offset, data.size_bytes
             )
         return InputTensor(given.name, given.datatype, given.shape, data)
 

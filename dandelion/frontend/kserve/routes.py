@@ -109,7 +109,7 @@ class KServeAdapter(Adapter):
     async def _infer(self, request: Request) -> Response:
         limit = self._node.settings.body_limit_bytes
         try:
-            data = await Body(request, self._node.acquire_async, limit).read()
+            data = await Body(request, self._node.acquire_to_fill_async, limit).read()
             document, inputs = await read_body(request, data, self._converter)
             del data
             call = InferenceCall(
@@ -201,7 +201,7 @@ class KServeAdapter(Adapter):
         return _json({})
 
     async def _small_body(self, request: Request) -> bytes:
-        body = Body(request, self._node.acquire_async, _BODY_LIMIT_BYTES)
+        body = Body(request, self._node.acquire_to_fill_async, _BODY_LIMIT_BYTES)
         return bytes(await body.read())
 
 
