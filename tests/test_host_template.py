@@ -155,6 +155,20 @@ def test_hosts_end_with_their_template() -> None:
             who.attack([("getpid",)])
 
 
+def test_a_template_that_is_stopped_is_ended() -> None:
+    with attacker(CONFINED) as who:
+        who.attack([("getpid",)])
+        host = who.pid()
+        os.kill(who.template, signal.SIGSTOP)
+        begun_s = time.monotonic()
+        with pytest.raises(EngineDied):
+            for number in range(3):  # one host waits already
+                who.attack([("getpid",)], wanted=function(f"Function{number}"))
+        assert time.monotonic() - begun_s < 30
+        wait_for(lambda: not lives(who.template))
+        wait_for(lambda: not lives(host))
+
+
 def test_the_template_and_its_hosts_end_with_a_broker_that_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", BROKER], stdout=subprocess.PIPE) as broker:
         assert broker.stdout is not None

@@ -44,7 +44,10 @@ BeHost = Callable[[HostSettings, int, int], int]
 """Is a host to its end: gets its settings, socket and file of memory, and gives an exit code."""
 
 _MESSAGE_BYTES = 64 * 1024
-_ANSWER_LIMIT_S = 60.0
+_LOAD_LIMIT_S = 60.0
+"""How long it may take to load the libraries, before its first answer."""
+_ANSWER_LIMIT_S = 2.0
+"""How long a later answer may take; forking and reaping take milliseconds."""
 _CODE_LIMIT_S = 1.0
 _LOOK_S = 0.1
 _orders: msgspec.msgpack.Decoder[Fork | Reap] = msgspec.msgpack.Decoder(Fork | Reap)
@@ -133,7 +136,7 @@ class HostTemplate:
         except OSError:
             self._control.close()
             raise
-        self._control.settimeout(_ANSWER_LIMIT_S)
+        self._control.settimeout(_LOAD_LIMIT_S)
         self.pid = self._process.pid
 
     def fork(self, settings: HostSettings, peer: socket.socket, memory_fd: int) -> HostChild:
@@ -144,7 +147,7 @@ class HostTemplate:
             memory_fd: of the file of memory, likewise.
 
         Raises:
-            EngineDied: the template is gone.
+            EngineDied: the template is gone, or did not answer in time and was killed.
             OSError: there can be no further process.
         """
         process = self._ask(Fork(settings), [peer.fileno(), memory_fd])
@@ -164,6 +167,12 @@ class HostTemplate:
             try:
                 socket.send_fds(self._control, [msgspec.msgpack.encode(order)], files)
                 data = self._control.recv(_MESSAGE_BYTES)
+                self._control.settimeout(_ANSWER_LIMIT_S)
+            except TimeoutError:
+                self._process.kill()  # a late answer would be taken for that of the next order
+                limit_s = self._control.gettimeout()
+                reason = f"the template of kernel hosts did not answer for {limit_s:g} s"
+                raise EngineDied(self._backend, reason) from None
             except OSError:
                 data = b""
         if not data:

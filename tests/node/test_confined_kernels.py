@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,37 @@ def test_functions_of_libc_cannot_be_called(node: Node) -> None:
 def test_registration_refuses(node: Node, line: str) -> None:
     with pytest.raises(InvalidFunction):
         node.register(document("refused", f"{line}\n{KERNEL}"))
+
+
+def templates() -> set[int]:
+    """Process ids of the templates of kernel hosts whose engine process is a child of this one."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            engine = parent(path.name)
+            if b"gpu.kernel_host" in (path / "cmdline").read_bytes() and (
+                parent(str(engine)) == os.getpid()
+            ):
+                found.add(int(path.name))
+    return found
+
+
+def parent(pid: str) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_template_that_is_stopped_is_replaced(node: Node) -> None:
+    """A call that needs it is run again on the engine that replaces the lost one."""
+    before = templates()
+    for pid in before:
+        os.kill(pid, signal.SIGSTOP)
+    for number in range(3):  # one host waits already
+        name = f"stopped{number}"
+        node.register(document(name, KERNEL.replace("42", str(number))))
+        assert node.invoke(name, a=np.zeros(8, np.int64), deadline_s=30).a.numpy()[0] == number
+    after = templates()
+    assert after
+    assert not before & after
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can look into a kernel host")
