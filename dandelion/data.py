@@ -138,6 +138,10 @@ class Item(msgspec.Struct, frozen=True, gc=False):  # no cycles, so no garbage c
             raise InvalidInput(f"item '{name}'", message, "give Item(name, key, array.tobytes())")
         return cls(name, number, arrays.bytes_of(made), dtype, made.shape)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # For pickle and deepcopy, which do not accept views: the copy owns its bytes.
+        return Item, (self.name, self.key, bytes(self.data), self.dtype, self.shape)
+
     @property
     def size_bytes(self) -> int:
         """Length of the data in bytes."""

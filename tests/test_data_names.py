@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from dandelion.data import Item, ItemSet, Origin, Sets, SetSpec
 from dandelion.errors import InvalidInput
+from dandelion.invocation_result import InvocationResult
 from dandelion.set_values import check_item, checked, item_set
 from tests.given_sets import given_set
 
@@ -168,3 +171,19 @@ def test_results_are_reached_by_name() -> None:
     assert not hasattr(sets, "__array_interface__")
     assert copy.copy(sets) == sets
     assert copy.deepcopy(Sets({"a": None})) == {"a": None}
+
+
+def pickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))  # noqa: S301  # its own data
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_copies_of_results_own_their_bytes(copied: Callable[[Any], Any]) -> None:
+    received = bytearray(b"abcd")
+    item = Item("x", 7, memoryview(received).toreadonly(), "uint8", (2, 2))
+    sets = Sets({"a": ItemSet("a", (item,), "uint8", (-1, 2), "[]"), "b": None})
+    again = copied(InvocationResult("id", sets))
+    assert again.id == "id"
+    assert again.sets == sets
+    received[:] = b"gone"
+    assert again.sets.a.numpy().tolist() == [[97, 98], [99, 100]]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
+import pickle
 import pkgutil
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -75,6 +77,10 @@ def values(error: DandelionError) -> dict[str, Any]:
     return {f.name: getattr(error, f.name) for f in dataclasses.fields(error)}
 
 
+def pickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))  # noqa: S301  # its own data
+
+
 ALL = sorted({c for c in classes() if c.__module__ == errors.__name__}, key=lambda c: c.__name__)
 
 
@@ -102,6 +108,22 @@ def test_every_error_has_a_sentence_and_can_be_copied(cls: type[DandelionError])
         assert name in repr(error)
     with pytest.raises(cls):
         raise error
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("cls", ALL)
+def test_every_error_can_be_pickled_and_copied_with_its_cause(
+    cls: type[DandelionError], copied: Callable[[Any], Any]
+) -> None:
+    error = sample(cls).because(RequestFailed("f", "item", "no"))
+    error.invocation = "id"
+    error.add_note("note")
+    again = copied(error)
+    assert type(again) is cls
+    assert values(again) == values(error)
+    assert (str(again), again.invocation, again.__notes__) == (str(error), "id", ["note"])
+    assert (again.status, again.blame) == (error.status, error.blame)
+    assert values(again.__cause__) == values(RequestFailed("f", "item", "no"))
 
 
 @pytest.mark.parametrize("cls", ALL)

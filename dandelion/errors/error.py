@@ -40,6 +40,11 @@ class DandelionError(Exception):
         # Exception stores positional arguments only; repr and copy need keyword fields, too.
         self.args = tuple(getattr(self, f.name) for f in dataclasses.fields(self))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception leaves out the cause, with which an `ApplicationFailed` says what happened.
+        cause = self.__cause__ if isinstance(self.__cause__, DandelionError) else None
+        return _copied, (type(self), self.args, cause), self.__dict__
+
     def __str__(self) -> str:
         pairs = (f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self))
         return f"{type(self).__name__}({', '.join(pairs)})"
@@ -58,6 +63,14 @@ class DandelionError(Exception):
     @classmethod
     def _fields(cls) -> tuple[dataclasses.Field[Any], ...]:
         return dataclasses.fields(cls)
+
+
+def _copied(
+    cls: type[DandelionError], fields: tuple[Any, ...], cause: DandelionError | None
+) -> DandelionError:
+    """Make the copy of an error for pickle and `copy`."""
+    error = cls(*fields)
+    return error if cause is None else error.because(cause)
 
 
 def _portable(value: Any) -> Any:
