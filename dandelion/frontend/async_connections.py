@@ -21,6 +21,7 @@ from yarl import URL
 from dandelion.errors import InvalidInput
 from dandelion.frontend.client_requests import (
     AUTOMATIC_HEADERS,
+    NO_MEMORY,
     ClientRequest,
     ClientResponse,
     ClientTarget,
@@ -52,7 +53,8 @@ class AsyncConnections:
         """Send a request and read its response.
 
         Raises:
-            Unreachable: there is no server, the connection broke, or the time-out expired.
+            Unreachable: there is no server, the connection broke, the time-out expired, or there
+                is no memory for the response.
             InvalidInput: the running event loop is not that of the first request.
         """
         session = self._opened()
@@ -65,6 +67,8 @@ class AsyncConnections:
             raise Unreachable(self._target.url, f"no answer for {limit_s:g} s") from None
         except (OSError, aiohttp.ClientError) as error:
             raise Unreachable(self._target.url, _reason(error)) from None
+        except (MemoryError, OverflowError):
+            raise Unreachable(self._target.url, NO_MEMORY) from None
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._is_closed:

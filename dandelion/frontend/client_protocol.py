@@ -65,6 +65,7 @@ from dandelion.frontend.records import (
 from dandelion.frontend.set_encoding import encode_request
 from dandelion.invocation_result import InvocationResult
 from dandelion.progress import progress
+from dandelion.recording.records import MAGIC
 from dandelion.traces import TraceDocument
 
 T = TypeVar("T")
@@ -86,6 +87,11 @@ class _Listing(msgspec.Struct):
     compositions: list[Entry] = []
     libraries: list[Entry] = []
     removed: list[Entry] = []
+
+
+class _Trace(msgspec.Struct):
+    events: list[msgspec.Raw] = msgspec.field(name="traceEvents")
+    other: dict[str, msgspec.Raw] = msgspec.field(name="otherData")
 
 
 class _Engines(msgspec.Struct):
@@ -115,7 +121,10 @@ def record(
 ) -> Steps[bytes]:
     """Invoke and record; returns the recording."""
     path = _path("/v1/record", name, version)
-    return bytes(_checked((yield _invocation(path, sets, deadline_s, {}))).body)
+    body = _checked((yield _invocation(path, sets, deadline_s, {}))).body
+    if body[: len(MAGIC)] != MAGIC:
+        raise _foreign("it is not a recording of this version")
+    return bytes(body)
 
 
 def _invocation(
@@ -283,7 +292,8 @@ def activity(query: ActivityQuery) -> Steps[Activity]:
 
 def trace(invocation: str) -> Steps[TraceDocument]:
     """Fetch the trace of an invocation."""
-    response = _checked((yield ClientRequest("GET", _path("/v1/traces", invocation))))
+    response = yield ClientRequest("GET", _path("/v1/traces", invocation))
+    _decoded(response, _Trace)  # else what draws it would fail later
     return TraceDocument(response.body)
 
 
@@ -380,7 +390,11 @@ def _foreign_refused() -> Iterator[None]:
     try:
         yield
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput("response", f"not a response of Dandelion: {error}") from None
+        raise _foreign(str(error)) from None
+
+
+def _foreign(reason: str) -> InvalidInput:
+    return InvalidInput("response", f"not a response of Dandelion: {reason}")
 
 
 def _path(route: str, name: str, version: int | None = None, tail: str = "", **query: str) -> str:

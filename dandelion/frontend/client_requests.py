@@ -12,6 +12,7 @@ from typing import TypeAlias, TypeVar
 from dandelion.data import Bytes
 from dandelion.errors import InvalidInput
 from dandelion.frontend.client_tls import Tls, tls_context
+from dandelion.priority import shown
 
 T = TypeVar("T")
 URL = "http://127.0.0.1:8080"
@@ -25,6 +26,8 @@ _PIECE_BYTES = 1024 * 1024
 """Larger bodies are sent in pieces of this size at most, each within the time-out."""
 POLL_S = 0.05
 """Interval of the requests of `ready`, in seconds."""
+NO_MEMORY = "there is no memory for a response of the stated size"
+"""Why a response cannot be received, for `Unreachable`."""
 AUTOMATIC_HEADERS = ("Accept-Encoding", "User-Agent")
 """Headers that HTTP libraries add and that a node does not use."""
 
@@ -74,8 +77,11 @@ class ClientTarget:
         Raises:
             InvalidInput: the URL is not that of a node, the token or a header is malformed, the
                 certificates cannot be read, `timeout_s` is not one that `check_seconds` accepts,
-                or `connections` is not positive.
+                `connections` is not positive, or a value has a wrong type.
         """
+        if not isinstance(url, str):
+            hint = "write it like http://127.0.0.1:8080"
+            raise InvalidInput("url", f"{shown(url)} is not a text", hint)
         try:
             parts = urllib.parse.urlsplit(url)
             host, port = parts.hostname or "", parts.port
@@ -89,10 +95,10 @@ class ClientTarget:
         if parts.scheme not in ("http", "https") or not _HOST.fullmatch(host) or has_more:
             hint = "write it like http://127.0.0.1:8080"
             raise InvalidInput("url", f"'{url}' is not the URL of a node", hint)
-        given = checked_headers(headers or {}, token)
+        given = checked_headers({} if headers is None else headers, token)
         check_seconds("timeout_s", timeout_s)
-        if connections < 1:
-            raise InvalidInput("connections", f"{connections} is not a positive integer")
+        if not isinstance(connections, int) or isinstance(connections, bool) or connections < 1:
+            raise InvalidInput("connections", f"{shown(connections)} is not a positive integer")
         path = parts.path.rstrip("/")
         url = url.rstrip("/")
         secure = parts.scheme == "https"
@@ -106,8 +112,9 @@ def check_seconds(where: str, seconds: float) -> None:
     Raises:
         InvalidInput: it is not a positive number up to `SECONDS_LIMIT`.
     """
-    if not (isinstance(seconds, int | float) and 0 < seconds <= SECONDS_LIMIT):
-        message = f"{seconds} is not a number of seconds from 0 to {SECONDS_LIMIT}"
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not (is_number and 0 < seconds <= SECONDS_LIMIT):
+        message = f"{shown(seconds)} is not a number of seconds from 0 to {SECONDS_LIMIT}"
         raise InvalidInput(where, message, "for a very long time, give a day: 86400")
 
 
@@ -117,15 +124,22 @@ def checked_headers(headers: Mapping[str, str], token: str | None) -> dict[str, 
     Raises:
         InvalidInput: one is malformed; the error has no value and no token.
     """
+    if not isinstance(headers, Mapping):
+        hint = 'write {"name": "value"}'
+        raise InvalidInput("headers", f"expected a mapping, found {type(headers).__name__}", hint)
     for name, value in headers.items():
+        if not (isinstance(name, str) and isinstance(value, str)):
+            raise InvalidInput("headers", f"{name!r} or its value is not a text")
         if not (_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)):
             raise InvalidInput("headers", f"{name!r} or its value is not valid in HTTP")
     if token is None:
         return dict(headers)
     if any(name.lower() == "authorization" for name in headers):
         raise InvalidInput("token", "the headers have an Authorization, too", "give one of them")
+    hint = "give what `dandelion token new` printed, without spaces and line breaks"
+    if not isinstance(token, str):
+        raise InvalidInput("token", f"expected a text, found {type(token).__name__}", hint)
     if _TOKEN.fullmatch(token) is None:
-        hint = "give what `dandelion token new` printed, without spaces and line breaks"
         raise InvalidInput("token", "it has characters that no token has", hint)
     return {**headers, "Authorization": f"Bearer {token}"}
 

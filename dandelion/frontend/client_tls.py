@@ -21,10 +21,13 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
     """Make the context that a caller describes; TLS 1.2 or later unless the caller made it.
 
     Raises:
-        InvalidInput: the file of certificates cannot be read.
+        InvalidInput: the file of certificates cannot be read, or the value has a wrong type.
     """
     if isinstance(tls, ssl.SSLContext):
         return tls
+    if not isinstance(tls, bool | str | os.PathLike):
+        hint = "give True, False, a path, or an ssl.SSLContext"
+        raise InvalidInput("tls", f"{tls!r} is none of the accepted values", hint)
     file = None if isinstance(tls, bool) else os.fspath(tls)
     try:
         context = ssl.create_default_context(cafile=file)

@@ -23,6 +23,7 @@ from urllib3.util import SKIP_HEADER, Retry, Timeout
 
 from dandelion.frontend.client_requests import (
     AUTOMATIC_HEADERS,
+    NO_MEMORY,
     ClientRequest,
     ClientResponse,
     ClientTarget,
@@ -69,7 +70,8 @@ class Connections:
         """Send a request and read its response.
 
         Raises:
-            Unreachable: there is no server, the connection broke, or the time-out expired.
+            Unreachable: there is no server, the connection broke, the time-out expired, or there
+                is no memory for the response.
         """
         if self._process != os.getpid():
             self._open()  # a connection must not be used by two processes
@@ -92,6 +94,8 @@ class Connections:
             )
         except (exceptions.HTTPError, OSError) as error:
             raise Unreachable(self._target.url, _reason(error, limit_s)) from None
+        except (MemoryError, OverflowError):
+            raise Unreachable(self._target.url, NO_MEMORY) from None
         received = memoryview(response.data)
         location = response.headers.get("Location", "")
         return ClientResponse(self._target.url, response.status, received, location)

@@ -262,13 +262,38 @@ def test_malformed_headers(make: Any, headers: dict[str, str]) -> None:
         type_of(make)("http://127.0.0.1", headers=headers)
 
 
-NO_TIMES: list[Any] = [0, -1, float("inf"), float("nan"), 1e10, 1e300, None, "5"]
+NO_TIMES: list[Any] = [0, -1, float("inf"), float("nan"), 1e10, 1e300, None, "5", True]
 
 
 @pytest.mark.parametrize("timeout_s", NO_TIMES)
 def test_a_time_out_that_is_none(make: Any, timeout_s: Any) -> None:
     with pytest.raises(InvalidInput, match="timeout_s"):
         type_of(make)("http://127.0.0.1", timeout_s)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"url": None},
+        {"url": b"http://127.0.0.1"},
+        {"headers": [("a", "b")]},
+        {"headers": {"a": 1}},
+        {"headers": "a: b"},
+        {"token": b"secret"},
+        {"tls": 3},
+        {"tls": None},
+        {"connections": True},
+        {"connections": "5"},
+        {"connections": 0},
+    ],
+    ids=str,
+)
+def test_arguments_of_a_wrong_type(make: Any, given: dict[str, Any]) -> None:
+    (name,) = given
+    with pytest.raises(InvalidInput) as caught:
+        type_of(make)(**{"url": "https://127.0.0.1"} | given)
+    assert caught.value.where == name
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("deadline_s", [given for given in NO_TIMES if given is not None])
@@ -364,6 +389,28 @@ def test_an_answer_that_is_not_text(make: Any, method: str) -> None:
         pytest.raises(InvalidInput, match="not a response of Dandelion"),
     ):
         getattr(client, method)()
+
+
+@pytest.mark.parametrize("body", [b"", b"ok", b'{"a": 1}', b"<html>"])
+def test_a_recording_or_trace_that_is_none(make: Any, body: bytes) -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    with scripted([answer, answer]) as (url, _), make(url, timeout_s=10) as client:
+        with pytest.raises(InvalidInput, match="not a response of Dandelion"):
+            client.record("echo", {"a": b""})
+        with pytest.raises(InvalidInput, match="not a response of Dandelion"):
+            client.trace("some-id")
+
+
+@pytest.mark.parametrize("size", [10**15, 2**63 - 1, 2**63, 10**30])
+def test_a_response_of_absurd_size(make: Any, size: int) -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\nshort" % size
+    with (
+        scripted([answer], [OK]) as (url, _),
+        make(url, timeout_s=10) as client,
+    ):
+        with pytest.raises(Unreachable):
+            client.invoke("echo", a=b"")
+        assert client.metrics() == "ok"
 
 
 @pytest.mark.parametrize("size", [0, 30 << 20])
