@@ -276,6 +276,26 @@ def test_a_response_that_breaks_off_fails_its_item() -> None:
 
 
 @pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (b"not HTTP\r\n\r\n", "b'not HTTP'"),
+        (b"HTTP/1.1 20x OK\r\n\r\n", "b'HTTP/1.1 20x OK'"),
+        (b"HTTP/1.1 200 OK\r\nA b\r\n\r\n", "b'A b'"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "b'zz'"),
+    ],
+)
+def test_the_message_of_a_response_that_is_not_http_is_one_line(answer: bytes, found: str) -> None:
+    async def scenario() -> None:
+        async with raw(answer) as server, engine() as e:
+            with pytest.raises(RequestFailed) as caught:
+                await e.run(a_call(get(server.url)))
+        assert caught.value.message.endswith(found)
+        assert "\n" not in caught.value.message
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
     ("method", "tries"), [("GET", 3), ("get", 3), ("PUT", 3), ("POST", 1), ("PATCH", 1)]
 )
 def test_only_idempotent_requests_are_repeated(

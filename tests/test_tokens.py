@@ -371,6 +371,37 @@ def test_watching_calls_back_at_once_when_it_is_hurried(
     assert asyncio.run(watch()) == ["b"]
 
 
+def test_watching_goes_on_after_a_callback_that_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dandelion.tokens.watch.LOOK_S", 1000.0)
+    path = tmp_path / "tokens.toml"
+    write_tokens(path, [record("a")])
+
+    async def watch() -> list[str]:
+        file = TokenFile(path)
+        called: asyncio.Queue[str] = asyncio.Queue()
+
+        def changed(records: tuple[TokenRecord, ...]) -> None:
+            called.put_nowait(records[0].name)
+            if records[0].name == "b":
+                raise RuntimeError("a fault of the test")
+
+        watching = asyncio.create_task(file.watch(changed))
+        names = []
+        for name in ("b", "c"):
+            write_tokens(path, [record(name)])
+            file.read_now()
+            names.append(await asyncio.wait_for(called.get(), 20))
+        watching.cancel()
+        return names
+
+    with caplog.at_level(logging.ERROR, "dandelion.tokens"):
+        assert asyncio.run(watch()) == ["b", "c"]
+    (logged,) = caplog.records
+    assert logged.exc_info
+
+
 # --- the command --------------------------------------------------------------------------------
 
 

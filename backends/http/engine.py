@@ -132,7 +132,7 @@ class HttpEngine(AsyncEngine):
                 whole = await joined(head, body, call.domain)
                 return Item(item.name, item.key, whole), Item(item.name, item.key, body)
         except (Refused, aiohttp.ClientError, ConnectionError) as error:
-            message = _describe(error, self._settings)
+            message = _in_one_line(_describe(error, self._settings))
             kind = _kind_of(error)
             failure = kind(call.function.spec.name, item.name, message)
             idempotent = request is not None and request.method in IDEMPOTENT
@@ -325,6 +325,14 @@ def _kind_of(error: Exception) -> type[RequestFailed]:
     if isinstance(error, aiohttp.ClientSSLError | aiohttp.ClientResponseError):
         return RequestFailed
     return RequestInterrupted
+
+
+def _in_one_line(text: str) -> str:
+    """Join the lines of a message; in the last line, aiohttp's parser points into the one before.
+
+    `RequestFailed` is shown in tables, pages and logs that have a line for each failure.
+    """
+    return " ".join(text.split()).removesuffix(" ^")
 
 
 def _describe(error: Exception, settings: HttpSettings) -> str:

@@ -69,14 +69,20 @@ class TokenFile:
         return True
 
     async def watch(self, changed: Callable[[tuple[TokenRecord, ...]], None]) -> None:
-        """Call back with the records when they have changed, until it is cancelled."""
+        """Call back with the records when they have changed, until it is cancelled.
+
+        A look or a callback that fails is logged, and watching goes on.
+        """
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._read_now.wait(), LOOK_S)
             always = self._read_now.is_set()
             self._read_now.clear()
-            if await asyncio.to_thread(self.look, always=always):
-                changed(self.records)
+            try:
+                if await asyncio.to_thread(self.look, always=always):
+                    changed(self.records)
+            except Exception:  # else no token would be read or removed any more
+                log.exception("tokens that changed are not in use")
 
     def _version(self) -> _Version:
         try:
