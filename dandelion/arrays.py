@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dandelion.errors import InvalidInput, nearest
+from dandelion.errors.misfits import named_type
 
 Array: TypeAlias = npt.NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]
@@ -100,7 +101,7 @@ def checked_type(where: str, dtype: str | None, shape: object, size_bytes: int) 
             raise InvalidInput(where, "it has a shape but no dtype", "give both")
         return None, None
     if not isinstance(dtype, str):
-        raise InvalidInput(where, f"its dtype is a {type(dtype).__name__}", "give a name")
+        raise InvalidInput(where, f"its dtype is {named_type(dtype)}", "give a name")
     element = dtype_named(where, dtype)
     if shape is None:
         if size_bytes % element.itemsize:
@@ -119,7 +120,7 @@ _Type: TypeAlias = tuple[str | None, Shape | None]
 
 def _sizes(where: str, shape: object) -> Shape:
     if not isinstance(shape, Sequence) or isinstance(shape, str | bytes):
-        raise InvalidInput(where, f"its shape is a {type(shape).__name__}", "give a list of sizes")
+        raise InvalidInput(where, f"its shape is {named_type(shape)}", "give a list of sizes")
     if len(shape) > RANK_LIMIT:
         raise InvalidInput(where, f"its shape has {len(shape)} dimensions, at most {RANK_LIMIT}")
     try:

@@ -37,7 +37,7 @@ import numpy as np
 
 from dandelion.arrays import kind_of, same_dtype, text_of
 from dandelion.data import Item, ItemSet
-from dandelion.errors.misfits import misfit_text
+from dandelion.errors.misfits import misfit_text, named_type
 from dandelion.json_values import json_bytes
 
 NAMES = ("set", "item", "str", "bytes", "memoryview", "array", "dict", "list", "struct",
@@ -325,10 +325,8 @@ def results(kinds: tuple[str, ...], names: list[str], returned: Any) -> dict[str
     elif isinstance(returned, Mapping):
         found = dict(returned)
     else:
-        kind = type(returned).__name__
-        raise OutputMismatch(
-            f"a {kind} was returned; return a dict or a tuple with {', '.join(names)}"
-        )
+        message = f"{named_type(returned)} was returned"
+        raise OutputMismatch(f"{message}; return a dict or a tuple with {', '.join(names)}")
     wanted = dict(zip(names, kinds, strict=False))
     return {name: _result(name, value, wanted.get(name, "")) for name, value in found.items()}
 

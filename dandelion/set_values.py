@@ -26,6 +26,7 @@ from dandelion.data import (
     text_data,
 )
 from dandelion.errors import InvalidInput, nearest
+from dandelion.errors.misfits import named_type
 from dandelion.json_values import json_bytes, text_key
 
 _SINGLE = (bytes, str, np.ndarray)
@@ -59,6 +60,29 @@ def check_item(set_name: str, name: str, key: int) -> None:
         raise InvalidInput(f"sets.{set_name}", f"key {key} is outside 0..{KEY_LIMIT - 1}")
 
 
+def check_named(unnamed: Sequence[object]) -> None:
+    """Refuse values of input sets that a caller gave by position.
+
+    Raises:
+        InvalidInput: there are some.
+    """
+    if unnamed:
+        message = f"{named_type(unnamed[0])} was given by position, but input sets have names"
+        hint = "write invoke(name, page=...), or **{...} if the values are in a dict"
+        raise InvalidInput("sets", message, hint)
+
+
+def check_mapping(sets: object) -> None:
+    """Refuse what is given in place of the values by names of sets.
+
+    Raises:
+        InvalidInput: it is not a mapping.
+    """
+    if not isinstance(sets, Mapping):
+        message = f"{named_type(sets)} was given, but input sets have names"
+        raise InvalidInput("sets", message, 'write {"page": ...}')
+
+
 def returned_sets(
     specs: Sequence[SetSpec], returned: Any, origin: Origin | None
 ) -> list[ItemSet | None]:
@@ -77,7 +101,7 @@ def returned_sets(
         if len(specs) != 1 and (specs or returned is not None):
             expected = ", ".join(names) or "none"
             raise InvalidReturnValue(
-                f"a {type(returned).__name__} was returned; return a dict from the names of the "
+                f"{named_type(returned)} was returned; return a dict from the names of the "
                 f"output sets ({expected}) to their values"
             )
         returned = dict.fromkeys(names, returned)
@@ -277,7 +301,7 @@ def _item(where: str, name: str, key: int, value: Value, spec: SetSpec | None) -
             raise InvalidInput(where, message) from None
     raise InvalidInput(
         where,
-        f"item '{name}' is a {type(value).__name__}",
+        f"item '{name}' is {named_type(value)}",
         "give bytes, str, a numpy array, an Item, a JSON value, or a list or dict of these",
     )
 
@@ -305,7 +329,7 @@ def _array(where: str, name: str, key: int, array: npt.NDArray[Any], spec: SetSp
 def _sound(where: str, item: Item) -> Item:
     """Check and normalize an item that a caller made."""
     if not isinstance(item, Item):
-        raise InvalidInput(where, f"a {type(item).__name__} instead of an Item")
+        raise InvalidInput(where, f"{named_type(item)} instead of an Item")
     data: object = item.data
     if not isinstance(item.name, str):
         raise InvalidInput(where, f"an item's name is a {type(item.name).__name__}")

@@ -240,6 +240,36 @@ def nothing_fed(x: Any) -> Any:
     return render(pages=x).repeat(2, feed={})
 
 
+@fault("join-shape", "join(x)")
+def joined_by_position(x: Any) -> Any:
+    return merge(join(x)).merged
+
+
+@fault("join-shape", ".inner(x)")
+def joined_with_a_set_by_position(x: Any) -> Any:
+    return merge(join(a=x).inner(x)).merged
+
+
+@fault("bad-attempts", "backoff=1")
+def a_pause_without_its_unit(x: Any) -> Any:
+    return render(pages=x).attempts(3, backoff=1)
+
+
+@fault("bad-attempts", "attempts()")
+def attempts_without_a_number(x: Any) -> Any:
+    return render(pages=x).attempts()
+
+
+@fault("bad-attempts", "catch(when=")
+def caught_when(x: Any) -> Any:
+    return render(pages=x).catch(when="Raised")
+
+
+@fault("bad-loop", "repeat(10)")
+def a_loop_that_is_not_fed(x: Any) -> Any:
+    return render(pages=x).repeat(10)
+
+
 @fault("bad-attempts", "attempts(2.5")
 def a_fraction_of_an_attempt(x: Any) -> Any:
     html: Any = render(pages=x)

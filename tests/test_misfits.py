@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from dandelion.errors import InvalidInput
-from dandelion.errors.misfits import misfit, misfit_text
+from dandelion.errors.misfits import misfit, misfit_text, named_type
 from dandelion.frontend.records import read_document
 
 
@@ -61,3 +62,18 @@ def test_documents(body: bytes, said: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_document(body, "application/json")
     assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1, "an int"),
+        ("", "a str"),
+        (object(), "an object"),
+        (np.zeros(1), "an ndarray"),
+        (np.uint8(1), "a uint8"),
+        (None, "a NoneType"),
+    ],
+)
+def test_a_type_has_its_article(value: object, text: str) -> None:
+    assert named_type(value) == text

@@ -27,6 +27,7 @@ from dandelion.capture.capturing import Capturing
 from dandelion.capture.modules import CapturedModules, Roles
 from dandelion.capture.sources import cells, code_of, refuse, source_file
 from dandelion.errors import InvalidInput
+from dandelion.errors.misfits import named_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def capture(
     plain = inspect.unwrap(function)
     code = code_of(function)
     if code is None or not isinstance(plain, FunctionType):
-        message = f"a {type(function).__name__} has no source"
+        message = f"{named_type(function)} has no source"
         raise InvalidInput("function", message, "give a function that is defined with def")
     if code.co_name == "<lambda>":
         where = code.co_filename, code.co_firstlineno, 1

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from dandelion import arrays
+from dandelion.errors.misfits import named_type
 
 LIMIT_CHARACTERS = 64 * 1024
 _DEPTH = 20
@@ -110,7 +111,7 @@ def _named(value: object, is_installed: Callable[[str], bool]) -> str:
         found = getattr(importlib.import_module(module), name, None) if module else None
         if found is value and is_installed(module):
             return f"__import__('importlib').import_module({module!r}).{name}"
-    raise NotExact(f"a {type(value).__name__} has no exact text")
+    raise NotExact(f"{named_type(value)} has no exact text")
 
 
 def _pattern(value: Any) -> str:

@@ -24,6 +24,7 @@ from dandelion.dataflow.dsl import CompositionHandle
 from dandelion.decorators import PythonFunction
 from dandelion.documents import FunctionDocument, RegistrationDocument, collect
 from dandelion.errors import Blame, DandelionError, InvalidInput
+from dandelion.errors.misfits import named_type
 from dandelion.frontend.records import read_document
 
 _MEDIA_TYPES = {".json": "application/json", ".msgpack": "application/msgpack"}
@@ -122,8 +123,8 @@ def _document_of(module: ModuleType, path: Path) -> RegistrationDocument:
         raise InvalidInput(str(path), "the file has nothing to register", hint)
     document = make()
     if not isinstance(document, RegistrationDocument):
-        kind = type(document).__name__
-        raise InvalidInput(str(path), f"document() returned a {kind}, not a RegistrationDocument")
+        message = f"document() returned {named_type(document)}, not a RegistrationDocument"
+        raise InvalidInput(str(path), message)
     return document
 
 

@@ -20,6 +20,8 @@ output is its input. It has no instance and copies nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import itertools
 import linecache
 import re
@@ -28,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from dandelion.dataflow.excerpt import with_excerpts
 from dandelion.dataflow.graph import (
@@ -48,6 +50,8 @@ from dandelion.dataflow.graph import (
 from dandelion.dataflow.rules_names import FunctionSignature, problem
 from dandelion.errors import InvalidComposition, Problem
 
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 SAME = Composition("_same", ("set",), ("set",))
 _OWN = {
     *(__name__, "dandelion.dataflow.dsl", "dandelion.dataflow.dsl_sets"),
@@ -281,6 +285,35 @@ def refuse(
     at = user_place() if place is None else place
     found_problem = problem(code, message, at, expected=expected, found=found, nearest=nearest)
     raise InvalidComposition(tuple(with_excerpts([found_problem], python_line)))
+
+
+def called_as(
+    code: str, example: str
+) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:
+    """Refuse a call with arguments that a function does not have, as `refuse`.
+
+    Args:
+        code: of the problem.
+        example: a call as it should be.
+    """
+
+    def decorate(function: Callable[Given, Result]) -> Callable[Given, Result]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def checked(*given: Given.args, **named: Given.kwargs) -> Result:
+            misfit = ""
+            try:
+                signature.bind(*given, **named)
+            except TypeError as error:
+                misfit = str(error)
+            if misfit:
+                refuse(code, f"{function.__name__}: {misfit}", expected=example)
+            return function(*given, **named)
+
+        return checked
+
+    return decorate
 
 
 def python_line(where: Problem) -> str:

@@ -12,6 +12,7 @@ from dandelion.dataflow.draft import (
     DraftApplication,
     Handle,
     SetHandle,
+    called_as,
     python_line,
     refuse,
     user_place,
@@ -67,6 +68,7 @@ class ApplicationHandle(Handle):
             application.outputs[name] = SetHandle(self._draft, name, application)
         return application.outputs[name]
 
+    @called_as("bad-loop", '.repeat(10, feed={"input": "output"}, until="output")')
     def repeat(
         self,
         times: int,
@@ -125,6 +127,7 @@ class ApplicationHandle(Handle):
         is_stepped = name not in signature.outputs and name in signature.inputs
         return next_name(name) if is_stepped and next_name(name) in signature.outputs else name
 
+    @called_as("bad-attempts", ".attempts(3, backoff_s=0.5, on=[RequestFailed])")
     def attempts(
         self, times: int, *, backoff_s: float = 0.0, on: Kind | Iterable[Kind] = ()
     ) -> ApplicationHandle:
@@ -155,6 +158,7 @@ class ApplicationHandle(Handle):
         application.attempts = AttemptsClause(times, kinds, float(backoff_s), user_place())
         return self
 
+    @called_as("bad-attempts", ".catch(on=[RequestFailed])")
     def catch(self, on: Kind | Iterable[Kind] = ()) -> SetHandle:
         """Catch failures: each failed instance gives an item of the errors set, and no outputs.
 
@@ -299,22 +303,27 @@ class JoinChain:
     sets: dict[str, BoundSet]
     strategies: tuple[Strategy, ...] = ()
 
+    @called_as("join-shape", ".cross(names=b)")
     def cross(self, /, **operand: SetLike) -> JoinChain:
         """Pair every key of the chain so far with every key of this set."""
         return self._add(Strategy.CROSS, operand)
 
+    @called_as("join-shape", ".inner(names=b)")
     def inner(self, /, **operand: SetLike) -> JoinChain:
         """Keep the keys that both sides have."""
         return self._add(Strategy.INNER, operand)
 
+    @called_as("join-shape", ".left(names=b)")
     def left(self, /, **operand: SetLike) -> JoinChain:
         """Keep the keys of the chain so far."""
         return self._add(Strategy.LEFT, operand)
 
+    @called_as("join-shape", ".right(names=b)")
     def right(self, /, **operand: SetLike) -> JoinChain:
         """Keep the keys of this set."""
         return self._add(Strategy.RIGHT, operand)
 
+    @called_as("join-shape", ".full(names=b)")
     def full(self, /, **operand: SetLike) -> JoinChain:
         """Keep the keys of either side."""
         return self._add(Strategy.FULL, operand)
@@ -327,6 +336,7 @@ class JoinChain:
         return JoinChain({**self.sets, **added}, (*self.strategies, strategy))
 
 
+@called_as("join-shape", "dandelion.join(pages=a).inner(names=b)")
 def join(**operand: SetLike) -> JoinChain:
     """Begin a join: ``merge(join(pages=a).inner(names=b).left(dates=c), style=style)``."""
     return JoinChain(_operand(operand))

@@ -40,6 +40,7 @@ from dandelion.documents import (
     static_contents,
 )
 from dandelion.errors import InvalidFunction, InvalidInput, Problem
+from dandelion.errors.misfits import named_type
 from dandelion.function import Batching, Limits
 from dandelion.markup import clipped, element, heading, page, table
 from dandelion.set_values import item_set
@@ -220,7 +221,7 @@ def _code(captured: Captured, given: FunctionOptions, values: str) -> CodeDocume
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     if not inspect.isfunction(inspect.unwrap(function)):
-        message = f"a {type(function).__name__} is not a function"
+        message = f"{named_type(function)} is not a function"
         raise InvalidInput("function", message, "put the decorator above a def")
     found = list(inspect.signature(function).parameters.values())
     for parameter in found:

@@ -20,6 +20,7 @@ from dandelion.documents.records import (
     RegistrationDocument,
 )
 from dandelion.errors import InvalidInput
+from dandelion.errors.misfits import named_type
 from dandelion.function import FunctionSpec
 
 
@@ -122,7 +123,7 @@ def _cannot_register(thing: object) -> InvalidInput:
         hint = "it is only declared; register the function itself"
     elif type(thing).__name__ == "Blueprint":
         hint = "make a function of it: dandelion.gpu_function(name, blueprint, ...)"
-    return InvalidInput(where, f"a {type(thing).__name__} cannot be registered", hint)
+    return InvalidInput(where, f"{named_type(thing)} cannot be registered", hint)
 
 
 def _add(code: dict[str, Content], name: str, value: ContentLike | bytes) -> None:

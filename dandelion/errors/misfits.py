@@ -38,6 +38,13 @@ def misfit_text(error: Exception) -> str:
     return f"{path}: {message}" if path.strip("[].") else message
 
 
+def named_type(value: object) -> str:
+    """Give the type of a value with its article: ``an int``, ``a str``."""
+    name = type(value).__name__
+    starts = ("a", "e", "i", "o", "ndarray")  # not 'u': a uint8, a UUID
+    return f"an {name}" if name.lower().startswith(starts) else f"a {name}"
+
+
 def _plain(message: str) -> str:
     field = _FIELD.fullmatch(message)
     if field is not None:

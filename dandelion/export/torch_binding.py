@@ -21,6 +21,7 @@ import numpy as np
 from dandelion.arrays import Array, declared_dtype
 from dandelion.data import SetSpec
 from dandelion.errors import BackendUnavailable, InvalidFunction, InvalidInput, Problem
+from dandelion.errors.misfits import named_type
 from dandelion.export.torch_graph import (
     GETITEM,
     ITEM_BYTES,
@@ -98,7 +99,7 @@ def _program(torch: Any, module: object, examples: tuple[object, ...]) -> Any:
     if isinstance(module, torch.export.ExportedProgram):
         return module
     if not isinstance(module, torch.nn.Module):
-        message = f"a {type(module).__name__} is not a torch.nn.Module"
+        message = f"{named_type(module)} is not a torch.nn.Module"
         raise InvalidInput("module", message, "pass a module or a torch.export.ExportedProgram")
     check_mode(module)
     # torch takes arguments that are one object, or a tensor of the module, for the same value.
@@ -185,7 +186,7 @@ class _Reader:
         if found is None:
             found = program.constants.get(target)
         if not isinstance(found, self.torch.Tensor):
-            message = f"'{target}' is a {type(found).__name__}, not a tensor"
+            message = f"'{target}' is {named_type(found)}, not a tensor"
             self.problems.append(Problem("constant", message, target))
             return Constant(TensorType((0,), "float32"), np.empty(0, np.float32))
         return Constant(self.type(found, target), _array(self.torch, found))
@@ -210,7 +211,7 @@ class _Reader:
             return None
         single = isinstance(value, self.torch.Tensor)
         if not single and not isinstance(value, list | tuple):
-            message = f"'{name}' gives a {type(value).__name__}, which is only known in a call"
+            message = f"'{name}' gives {named_type(value)}, which is only known in a call"
             self.problems.append(Problem("dynamic-value", message, place))
             return None
         values = [value] if single else list(value)

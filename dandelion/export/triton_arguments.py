@@ -22,6 +22,7 @@ from dandelion.blueprint import (
 )
 from dandelion.data import SetSpec
 from dandelion.errors import InvalidInput, nearest
+from dandelion.errors.misfits import named_type
 from dandelion.export.triton_binding import ALIGNMENT, Parameter
 
 CONSTANT = "constexpr"
@@ -163,7 +164,7 @@ class _Binder:
             hint = "give None in 'constants'"
         if "TensorDescriptor" in kind:
             hint = "pass the set and call tl.make_tensor_descriptor in the kernel"
-        raise InvalidInput(f"arguments.{name}", f"a {kind} cannot be an argument", hint)
+        raise InvalidInput(f"arguments.{name}", f"{named_type(value)} cannot be an argument", hint)
 
     def pointer(self, parameter: Parameter, value: str | Buffer | Pointer) -> None:
         where = f"arguments.{parameter.name}"

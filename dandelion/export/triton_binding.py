@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dandelion.errors import BackendUnavailable, InvalidFunction, InvalidInput, Problem
+from dandelion.errors.misfits import named_type
 from dandelion.export.memory_access import Operation
 from dandelion.export.targets import Target
 
@@ -141,7 +142,7 @@ def kernel_of(kernel: object, config: object = None) -> tuple[TritonKernel, dict
             raise InvalidInput("kernel", "it is decorated with triton.autotune", hint)
         found = found.fn
     if not isinstance(found, runtime.JITFunction):
-        message = f"a {type(found).__name__} is not a Triton kernel"
+        message = f"{named_type(found)} is not a Triton kernel"
         raise InvalidInput("kernel", message, "decorate the function with triton.jit")
     parameters = tuple(map(_parameter, found.params))
     return TritonKernel(found.__name__, parameters, found), _settings(config)

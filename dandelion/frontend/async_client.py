@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Never, Self, TypeVar
 
 from dandelion.activity import Activity, ActivityQuery
 from dandelion.asynchronous.handle import AsyncInvocationHandle
@@ -39,6 +39,7 @@ from dandelion.frontend.client_tls import Tls
 from dandelion.frontend.problem import Unreachable
 from dandelion.frontend.records import Description
 from dandelion.invocation_result import InvocationResult
+from dandelion.set_values import check_named
 from dandelion.traces import TraceDocument
 
 T = TypeVar("T")
@@ -101,7 +102,7 @@ class AsyncClient:
         self,
         name: str | Named,
         /,
-        *,
+        *unnamed: Never,
         version: int | None = None,
         deadline_s: float | None = None,
         priority: int = 0,
@@ -109,6 +110,7 @@ class AsyncClient:
         **sets: Value,
     ) -> Sets:
         """Invoke a function or composition, as `Client.invoke`."""
+        check_named(unnamed)
         result = await self.invoke_sets(
             name,
             sets,
@@ -140,7 +142,7 @@ class AsyncClient:
         self,
         name: str | Named,
         /,
-        *,
+        *unnamed: Never,
         version: int | None = None,
         deadline_s: float | None = None,
         priority: int = 0,
@@ -149,6 +151,7 @@ class AsyncClient:
         **sets: Value,
     ) -> AsyncInvocationHandle:
         """Submit an asynchronous invocation, and return at once, as `Client.submit`."""
+        check_named(unnamed)
         requested = KeptRequest(
             name=name_of(name),
             version=version,

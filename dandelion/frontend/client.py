@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Never, Self, TypeVar
 
 from dandelion.activity import Activity, ActivityQuery
 from dandelion.asynchronous.handle import InvocationHandle
@@ -48,6 +48,7 @@ from dandelion.frontend.connections import Connections
 from dandelion.frontend.problem import Unreachable
 from dandelion.frontend.records import Description
 from dandelion.invocation_result import InvocationResult
+from dandelion.set_values import check_named
 from dandelion.traces import TraceDocument
 
 __all__ = ["Client", "Unreachable"]
@@ -124,7 +125,7 @@ class Client:
         self,
         name: str | Named,
         /,
-        *,
+        *unnamed: Never,
         version: int | None = None,
         deadline_s: float | None = None,
         priority: int = 0,
@@ -141,6 +142,7 @@ class Client:
                 priority are next.
             idempotency_key: a second call with the same key and the same request gives the result
                 of the first one. With it a call that got no answer can be repeated.
+            *unnamed: none, since sets have no order.
             **sets: the input sets. All must be named; None is an absent set.
 
         Returns:
@@ -150,6 +152,7 @@ class Client:
             DandelionError: of the same class as in-process; `invocation` is the invocation's id.
             Unreachable: the node gave no answer.
         """
+        check_named(unnamed)
         return self.invoke_sets(
             name,
             sets,
@@ -182,7 +185,7 @@ class Client:
         self,
         name: str | Named,
         /,
-        *,
+        *unnamed: Never,
         version: int | None = None,
         deadline_s: float | None = None,
         priority: int = 0,
@@ -203,6 +206,7 @@ class Client:
             DandelionError: of the same class as in-process.
             Unreachable: the node gave no answer.
         """
+        check_named(unnamed)
         requested = KeptRequest(
             name=name_of(name),
             version=version,

@@ -19,9 +19,10 @@ import numpy as np
 from dandelion.arrays import kind_of
 from dandelion.data import Item, ItemSet, Value, text_data
 from dandelion.errors import InvalidInput
+from dandelion.errors.misfits import named_type
 from dandelion.frontend.codecs import PackItem
 from dandelion.frontend.values import FIELDS
-from dandelion.set_values import is_numbers, is_sequence, item_set
+from dandelion.set_values import check_mapping, is_numbers, is_sequence, item_set
 
 Outgoing: TypeAlias = Any
 """What `dandelion.frontend.set_encoding.encode_request` takes for a set."""
@@ -44,8 +45,10 @@ def outgoing_sets(sets: Mapping[str, Value]) -> tuple[dict[str, Outgoing], dict[
         The sets that are sent as items, and the plain values that the node converts.
 
     Raises:
-        InvalidInput: a value is of a type that cannot be an item, or no JSON value.
+        InvalidInput: a value is of a type that cannot be an item, or no JSON value, or there are
+            no names.
     """
+    check_mapping(sets)
     items: dict[str, Outgoing] = {}
     values: dict[str, Any] = {}
     for name, value in sets.items():
@@ -88,7 +91,7 @@ def _built_in(name: str, value: Value) -> Any:
 def _numbers(value: object) -> object:
     if isinstance(value, np.generic | np.ndarray) and kind_of(value.dtype) in "biuf":
         return value.tolist()
-    raise TypeError(f"a {type(value).__name__}")
+    raise TypeError(f"{named_type(value)}")
 
 
 def outgoing_set(name: str, value: Value) -> Outgoing:
@@ -128,7 +131,7 @@ def _item(set_name: str, name: str, value: Value) -> Item | PackItem | dict[str,
         return {"name": name, "value": _built_in(set_name, value)}
     raise InvalidInput(
         f"sets.{set_name}",
-        f"item '{name}' is a {type(value).__name__}",
+        f"item '{name}' is {named_type(value)}",
         "give bytes, str, a numpy array, an Item, a JSON value, or a list or dict of these",
     )
 

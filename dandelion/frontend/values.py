@@ -43,6 +43,7 @@ from dandelion.arrays import (
 )
 from dandelion.data import Bytes, Item, ItemSet, SetSpec
 from dandelion.errors import InvalidInput
+from dandelion.errors.misfits import named_type
 from dandelion.frontend.asgi import clipped, did_you_mean
 from dandelion.json_values import json_bytes
 from dandelion.set_values import checked
@@ -282,4 +283,4 @@ def _typed(where: str, value: Plain, cls: type, wanted: str, default: Plain) -> 
 
 
 def _kind(value: Plain) -> str:
-    return _KINDS.get(type(value), f"a {type(value).__name__}")
+    return _KINDS.get(type(value), f"{named_type(value)}")

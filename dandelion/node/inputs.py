@@ -17,7 +17,7 @@ from dandelion.dispatcher import CompositionPlan
 from dandelion.errors import ContextFull, InvalidInput, nearest
 from dandelion.executors.staging import INLINE_COPY_BYTES
 from dandelion.memory import SharedDomain, Transfers
-from dandelion.set_values import item_set
+from dandelion.set_values import check_mapping, item_set
 
 STAGING_DIVISOR = 8
 """This fraction of the arena, 1/STAGING_DIVISOR, is for inputs of callers that may have to wait."""
@@ -64,7 +64,12 @@ def converted(plan: CompositionPlan, sets: Mapping[str, Value]) -> dict[str, Ite
 
 
 def with_sets(plan: CompositionPlan, given: Mapping[str, Value]) -> Mapping[str, ItemSet | None]:
-    """Make sets of those values that are no sets yet. Sets are taken as they are."""
+    """Make sets of those values that are no sets yet. Sets are taken as they are.
+
+    Raises:
+        InvalidInput: a value cannot be a set, or there are no names.
+    """
+    check_mapping(given)
     values = {n: v for n, v in given.items() if v is not None and not isinstance(v, ItemSet)}
     return {**given, **converted(plan, values)} if values else given
 

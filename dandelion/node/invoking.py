@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Never
 
 from dandelion.data import ItemSet, Sets, Value
 from dandelion.documents import Named, name_of
@@ -19,6 +20,7 @@ from dandelion.node.invoker import CallerSpan
 from dandelion.node.traced_result import TracedResult
 from dandelion.recording.code import code_of
 from dandelion.recording.recorder import RECORDING_LIMIT_BYTES, InvocationRecorder
+from dandelion.set_values import check_named
 from dandelion.trace_context import current_context
 
 
@@ -34,7 +36,7 @@ class Invoking:
         self,
         name: str | Named,
         /,
-        *,
+        *unnamed: Never,
         version: int | None = None,
         deadline_s: float | None = None,
         priority: int = 0,
@@ -53,6 +55,7 @@ class Invoking:
             tenant: whose function or composition it is; its quotas and share hold.
             trace_context: the caller's span. By default OpenTelemetry's current span, if the
                 program uses OpenTelemetry.
+            *unnamed: none, since sets have no order.
             **sets: the input sets. All must be named; None is an absent set.
 
         Returns:
@@ -65,6 +68,7 @@ class Invoking:
             QuotaExceeded: it needs more than its tenant may use.
                 The field `invocation` of each error is the invocation's id, if it has one.
         """
+        check_named(unnamed)
         space = self._spaces.of(tenant)
         plan = space.library.plan(name_of(name), version)
         inputs = positional(plan, converted(plan, sets))
@@ -75,7 +79,7 @@ class Invoking:
         self,
         name: str | Named,
         /,
-        *,
+        *unnamed: Never,
         version: int | None = None,
         deadline_s: float | None = None,
         priority: int = 0,
@@ -84,6 +88,7 @@ class Invoking:
         **sets: Value,
     ) -> Sets:
         """Invoke as `invoke` does, from any event loop; cancelling it cancels the invocation."""
+        check_named(unnamed)
         space = self._spaces.of(tenant)
         plan = await awaited_plan(space.library, name_of(name), version)
         inputs = positional(plan, converted(plan, sets))

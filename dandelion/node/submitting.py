@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Never
+
 from dandelion.asynchronous.handle import AsyncInvocationHandle, InvocationHandle
 from dandelion.asynchronous.records import KeptRequest
 from dandelion.data import Value
@@ -11,6 +13,7 @@ from dandelion.node.awaiting import awaited_plan
 from dandelion.node.components import Components
 from dandelion.node.inputs import converted
 from dandelion.node.kept_access import BlockingKept, NodeKept, TenantKept
+from dandelion.set_values import check_named
 
 
 class Submitting:
@@ -29,7 +32,7 @@ class Submitting:
         self,
         name: str | Named,
         /,
-        *,
+        *unnamed: Never,
         version: int | None = None,
         deadline_s: float | None = None,
         priority: int = 0,
@@ -52,6 +55,7 @@ class Submitting:
             KeyReused: the key belongs to another request.
             Overloaded, KeptFull, DiskFull, CatalogUnavailable: it cannot be kept now.
         """
+        check_named(unnamed)
         request = KeptRequest(
             name=name_of(name),
             version=version,
@@ -68,7 +72,7 @@ class Submitting:
         self,
         name: str | Named,
         /,
-        *,
+        *unnamed: Never,
         version: int | None = None,
         deadline_s: float | None = None,
         priority: int = 0,
@@ -78,6 +82,7 @@ class Submitting:
         **sets: Value,
     ) -> AsyncInvocationHandle:
         """Accept an asynchronous invocation as `submit` does, from any event loop."""
+        check_named(unnamed)
         request = KeptRequest(
             name=name_of(name),
             version=version,

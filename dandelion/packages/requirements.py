@@ -16,6 +16,7 @@ from functools import cache
 import msgspec
 
 from dandelion.errors import BackendUnavailable, InvalidFunction, Problem
+from dandelion.errors.misfits import named_type
 from dandelion.function import Digest, digest_of
 
 COUNT_LIMIT = 64
@@ -74,7 +75,7 @@ def _requirement(text: object, where: str) -> str | Problem:
     from packaging.utils import canonicalize_name
 
     if not isinstance(text, str):
-        message = f"a {type(text).__name__} is not a requirement"
+        message = f"{named_type(text)} is not a requirement"
         return Problem("bad-requirement", message, where, expected="a text such as 'scipy>=1.13'")
     shown = repr(text if len(text) <= 80 else f"{text[:80]}...")
     if len(text) > LENGTH_LIMIT or not text.isprintable():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
 from dandelion import AsyncClient, Client, DandelionError
+from dandelion.errors import InvalidInput
 from dandelion.frontend.server import BackgroundServer
 from dandelion.invocation_result import InvocationResult
 from dandelion.node import Node
@@ -47,6 +48,31 @@ def test_values_and_sets_are_given_alike(node: Node, client: Client) -> None:
         assert isinstance(result, InvocationResult)
         assert (result.sets.left.text(), result.sets.right.bytes()) == ("text", b"bytes")
         assert node.trace(result.id) == client.trace(result.id)
+
+
+@pytest.mark.parametrize("given", ["text", {"left": b""}, 3, None])
+def test_sets_that_are_given_by_position_are_refused(
+    node: Node, client: Client, given: object
+) -> None:
+    async def awaited(method: str) -> None:
+        async with AsyncClient(client.url) as other:
+            await getattr(other, method)("pair", given)
+
+    calls: list[Callable[..., object]] = [
+        node.invoke,
+        node.submit,
+        client.invoke,
+        client.submit,
+        lambda name, value: asyncio.run(node.invoke_async(name, value)),
+        lambda name, value: asyncio.run(node.submit_async(name, value)),
+        lambda name, value: asyncio.run(awaited("invoke")),
+        lambda name, value: asyncio.run(awaited("submit")),
+    ]
+    if not isinstance(given, dict):
+        calls += [node.invoke_sets, client.invoke_sets, node.record, client.record]
+    for call in calls:
+        with pytest.raises(InvalidInput, match="names"):
+            call("pair", given)
 
 
 def test_values_take_the_declared_type(node: Node, client: Client) -> None:

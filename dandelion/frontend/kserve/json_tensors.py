@@ -16,6 +16,7 @@ import numpy as np
 from dandelion.arrays import RANK_LIMIT, declared_dtype, kind_of
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.errors import InvalidInput, TooMany
+from dandelion.errors.misfits import named_type
 from dandelion.frontend.asgi import clipped
 from dandelion.frontend.codecs import SetMap
 from dandelion.frontend.kserve.datatypes import BYTES, dtype_of, element_pieces
@@ -80,7 +81,7 @@ def _texts(where: str, value: list[Any]) -> Iterator[str]:
         elif isinstance(element, list):
             yield from _texts(where, element)
         else:
-            message = f"an element of BYTES is a {type(element).__name__}"
+            message = f"an element of BYTES is {named_type(element)}"
             raise InvalidInput(where, message, "give texts, or binary data")
 
 
