@@ -366,12 +366,35 @@ def checked_settings(settings: Settings) -> Settings:
                 name: tenant_settings(f"settings.tenants.{name}", table)
                 for name, table in values["tenants"].items()
             }
+        for field in msgspec.structs.fields(Settings):
+            check_entries(f"settings.{field.name}", values[field.name], field.type)
         return msgspec.convert(values, Settings)
     except msgspec.ValidationError as error:
         path, message = misfit(error)
         raise InvalidInput(f"settings.{path}", message) from None
     except TypeError as error:  # a value of another class
         raise InvalidInput("settings", str(error)) from None
+
+
+def check_entries(where: str, value: object, kind: Any, *, strict: bool = True) -> None:
+    """Check the entries of a value that is a table one by one, so that errors name the entry.
+
+    Args:
+        where: the setting, for errors.
+        value: is not checked if it is no table.
+        kind: the type of the setting.
+        strict: whether numbers may not be text.
+
+    Raises:
+        InvalidInput: a name is not a text, or a value has the wrong type or is out of range.
+    """
+    for name, entry in value.items() if isinstance(value, dict) else ():
+        if not isinstance(name, str):
+            raise InvalidInput(where, f"the name {name!r} is not a text")
+        try:
+            msgspec.convert({name: entry}, kind, strict=strict)
+        except msgspec.ValidationError as error:
+            raise InvalidInput(where, f"{name}: {misfit(error)[1]}") from None
 
 
 def checked_tenant_settings(where: str, settings: TenantSettings) -> TenantSettings:

@@ -18,7 +18,7 @@ import msgspec
 
 from dandelion.errors import InvalidInput, nearest
 from dandelion.errors.misfits import misfit_text
-from dandelion.settings import Settings, options_of, tenant_settings
+from dandelion.settings import Settings, check_entries, options_of, tenant_settings
 from dandelion.sizes import exact_size_text, parse_size
 
 _NamedText: TypeAlias = tuple[str, str]
@@ -180,6 +180,7 @@ def _pair(where: str, text: str) -> tuple[str, str]:
 
 
 def _convert(where: str, name: str, value: Any) -> Any:
+    check_entries(where, value, _FIELDS[name].type, strict=False)
     try:
         return msgspec.convert(value, _FIELDS[name].type, strict=False)
     except msgspec.ValidationError as error:
