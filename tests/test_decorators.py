@@ -89,6 +89,11 @@ def inner(values: np.ndarray) -> np.ndarray:
     return values
 
 
+def test_a_gpu_function_needs_no_files_if_its_sources_are_libraries() -> None:
+    made = dd.gpu_function("f", "{}", inputs=["x"], outputs=["y"])
+    assert made == dd.gpu_function("f", "{}", inputs=["x"], outputs=["y"], files={})
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"f\.files\.a: no in .*write Path\(__file__\)"):
         dd.gpu_function("f", "{}", inputs=["x"], outputs=["y"], files={"a": Path("no")})

@@ -103,7 +103,7 @@ def gpu_function(
     *,
     inputs: Iterable[SetLike],
     outputs: Iterable[SetLike],
-    files: Mapping[str, ContentLike | bytes | Path],
+    files: Mapping[str, ContentLike | bytes | Path] | None = None,
     static: Mapping[str, Value] | None = None,
     limits: GivenLimits = None,
     batching: Batching | None = None,
@@ -115,7 +115,8 @@ def gpu_function(
         blueprint: JSON text of the blueprint, its path, or a builder.
         inputs: input sets; their names are those of the blueprint's inputs and weights.
         outputs: output sets; their names are those of the blueprint's outputs.
-        files: kernel sources and binaries by the name that the blueprint uses for them.
+        files: kernel sources and binaries by the name that the blueprint uses for them. Those that
+            are registered as libraries are left out.
         static: weights and other inputs that are fixed now: a value, or values by item name.
         limits: what one instance may use; a `Limits` or its fields, sizes also as ``"128MiB"``.
         batching: how waiting calls are joined.
@@ -125,7 +126,7 @@ def gpu_function(
         blueprint = blueprint.json()
     main = content(read_if_path(f"{name}.blueprint", blueprint))
     read: dict[str, ContentLike] = {
-        n: content(read_if_path(f"{name}.files.{n}", f)) for n, f in files.items()
+        n: content(read_if_path(f"{name}.files.{n}", f)) for n, f in (files or {}).items()
     }
     return FunctionDocument(
         name=name,
