@@ -277,6 +277,25 @@ def test_deploy_shows_changes_and_takes_them_back(command: Command, app: Path, u
     assert "was registered after" in error
 
 
+def test_a_name_that_changes_its_kind_is_removed_first(
+    command: Command, tmp_path: Path, url: str
+) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(EXCHANGED.format(function="kind", sets="text", composition="kinds"))
+    assert command("deploy", app, "--url", url)[0] == 0
+    app.write_text(EXCHANGED.format(function="other", sets="text", composition="kind"))
+    code, _, error = command("deploy", app, "--url", url)
+    assert code == 1
+    assert "dandelion rm kinds" in error  # the composition would not fit the new version
+    assert command("rm", "kinds", "--url", url)[0] == 0
+    code, _, error = command("deploy", app, "--url", url)
+    assert code == 1
+    assert "a function has this name" in error
+    assert "dandelion rm kind\n" in error
+    assert command("rm", "kind", "--url", url)[0] == 0
+    assert command("deploy", app, "--url", url)[0] == 0
+
+
 def test_a_deployment_after_a_removal_is_taken_back(command: Command, app: Path, url: str) -> None:
     def planned() -> dict[str, tuple[str, int]]:
         code, out, _ = command("deploy", app, "--dry-run", "--json", "--url", url)

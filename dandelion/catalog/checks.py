@@ -28,9 +28,9 @@ def check_against(batch: Batch, catalog: Catalog, view: CatalogView | None = Non
     for record in named:
         other = view.find_callable(record.name)
         if other is not None and type(other) is not type(record):
-            raise Conflict(
-                kind_of(record), record.name, f"a {kind_of(other)} has this name; rename one"
-            )
+            kind = kind_of(other)
+            message = f"a {kind} has this name; rename one, or remove the {kind} first"
+            raise Conflict(kind_of(record), record.name, f"{message}: dandelion rm {record.name}")
     for digest in sorted(used_blobs(batch.records())):
         if digest not in batch.blobs and not catalog.has_blob(digest):
             raise Unknown("blob", digest)

@@ -169,6 +169,7 @@ class CompositionChecks:
             if problem is not None:
                 used = sorted(new.keys() & set(record.uses))
                 message = f"the new version of {', '.join(used)} breaks it; register both together"
+                message += f", or remove it first (dandelion rm {record.name})"
                 raise Conflict("composition", record.name, f"{message}: {problem}")
 
     def check_removals(self, removals: Sequence[Removal]) -> None:
