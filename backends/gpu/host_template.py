@@ -46,7 +46,7 @@ BeHost = Callable[[HostSettings, int, int], int]
 _MESSAGE_BYTES = 64 * 1024
 _LOAD_LIMIT_S = 60.0
 """How long it may take to load the libraries, before its first answer."""
-_ANSWER_LIMIT_S = 2.0
+_ANSWER_LIMIT_S = 5.0
 """How long a later answer may take; forking and reaping take milliseconds."""
 _CODE_LIMIT_S = 1.0
 _LOOK_S = 0.1
