@@ -78,7 +78,7 @@ def check_mapping(sets: object) -> None:
     Raises:
         InvalidInput: it is not a mapping.
     """
-    if not isinstance(sets, Mapping):
+    if type(sets) is not dict and not isinstance(sets, Mapping):
         message = f"{named_type(sets)} was given, but input sets have names"
         raise InvalidInput("sets", message, 'write {"page": ...}')
 
