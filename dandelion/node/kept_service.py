@@ -278,7 +278,12 @@ class KeptService:
             error = from_record(kept.shown.error)
             error.invocation = id_
             raise error
-        return KeptOutcome(id_, Sets(await self.reader.read(id_, Part.RESULT)))
+        try:
+            sets = await self.reader.read(id_, Part.RESULT)
+        except DandelionError:
+            self.views.found(id_, tenant)  # raises if it was deleted meanwhile
+            raise
+        return KeptOutcome(id_, Sets(sets))
 
     def cancel(self, id_: str, tenant: str) -> KeptView:
         """End an invocation, or forget it if it has ended.

@@ -16,6 +16,8 @@ from dandelion import AsyncClient, Client, Node
 from dandelion.asynchronous.failures import KeptFull, KeyReused, NotEnded
 from dandelion.asynchronous.handle import InvocationHandle
 from dandelion.asynchronous.records import KeptState
+from dandelion.asynchronous.store import Part
+from dandelion.data import Bytes
 from dandelion.errors import (
     ApplicationFailed,
     Cancelled,
@@ -268,6 +270,24 @@ def test_many_waiting_cost_no_threads_and_no_arena(catalog: str) -> None:
     driver = GateDriver()
     with node_of(driver, catalog=catalog, async_running=3) as node:
         asyncio.run(run(node, driver))
+
+
+def test_a_result_that_is_deleted_while_it_is_read_is_unknown(tmp_path: Path) -> None:
+    with node_of(catalog=f"sqlite:{tmp_path}") as node:
+        handle = node.submit("echo", a=bytes(100_000))
+        handle.result(LIMIT_S)
+        store = node._parts.kept._store
+        read = store.read
+
+        def read_late(id_: str, part: Part) -> Bytes:
+            handle.cancel()
+            wait_until(lambda: not list(tmp_path.glob("invocations/*.result")), LIMIT_S)
+            return read(id_, part)
+
+        store.read = read_late  # type: ignore[method-assign]  # of this node only
+        with pytest.raises(Unknown) as caught:
+            handle.result(LIMIT_S)
+        assert (caught.value.kind, caught.value.name) == ("invocation", handle.id)
 
 
 def test_pages_are_whole_after_the_clock_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
