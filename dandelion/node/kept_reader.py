@@ -14,7 +14,7 @@ import msgspec
 from dandelion.asynchronous.records import KeptRequest
 from dandelion.asynchronous.store import KeptStore, Part
 from dandelion.asynchronous.stored_sets import DamagedSets, decode_sets, encode_sets, size_of
-from dandelion.data import ItemSet
+from dandelion.data import Bytes, ItemSet
 from dandelion.errors import CatalogCorrupt
 
 Found = TypeVar("Found")
@@ -40,8 +40,11 @@ class KeptReader:
         Raises:
             CatalogCorrupt, CatalogUnavailable: the store cannot give them.
         """
-        work = partial(_read_sets, self._store, id_, part)
-        return await self._in_thread(work) if self._store.is_durable else work()
+        if self._store.is_durable:
+            return await self._in_thread(lambda: _decoded(self._store.read(id_, part), id_, part))
+        data = self._store.read(id_, part)
+        work = partial(_decoded, data, id_, part)
+        return work() if len(data) <= _THREAD_BYTES else await self._in_thread(work)
 
     async def digest(self, request: KeptRequest, sets: Mapping[str, ItemSet | None]) -> str:
         """Digest everything that makes two requests the same."""
@@ -52,9 +55,9 @@ class KeptReader:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
-def _read_sets(store: KeptStore, id_: str, part: Part) -> dict[str, ItemSet | None]:
+def _decoded(data: Bytes, id_: str, part: Part) -> dict[str, ItemSet | None]:
     try:
-        return decode_sets(store.read(id_, part))
+        return decode_sets(data)
     except DamagedSets as error:
         raise CatalogCorrupt(f"{part.value} of invocation {id_}", str(error)) from None
 

@@ -17,7 +17,8 @@ from dandelion.asynchronous.failures import KeptFull, KeyReused, NotEnded
 from dandelion.asynchronous.handle import InvocationHandle
 from dandelion.asynchronous.records import KeptState
 from dandelion.asynchronous.store import Part
-from dandelion.data import Bytes
+from dandelion.asynchronous.stored_sets import decode_sets
+from dandelion.data import Bytes, ItemSet
 from dandelion.errors import (
     ApplicationFailed,
     Cancelled,
@@ -26,6 +27,7 @@ from dandelion.errors import (
     Unknown,
 )
 from dandelion.frontend.server import BackgroundServer
+from dandelion.node import kept_reader
 from dandelion.settings import TenantSettings
 from dandelion.testing import wait_until
 from tests.asynchronous.async_nodes import LIMIT_S, node_of, settings_of
@@ -270,6 +272,27 @@ def test_many_waiting_cost_no_threads_and_no_arena(catalog: str) -> None:
     driver = GateDriver()
     with node_of(driver, catalog=catalog, async_running=3) as node:
         asyncio.run(run(node, driver))
+
+
+def test_other_calls_go_on_while_a_large_result_is_read(
+    catalog: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, others = threading.Event(), threading.Event()
+
+    def decode_late(data: Bytes) -> dict[str, ItemSet | None]:
+        begun.set()
+        assert others.wait(LIMIT_S / 4), "the loop is blocked"
+        return decode_sets(data)
+
+    with node_of(catalog=catalog) as node, ThreadPoolExecutor(1) as thread:
+        handle = node.submit("echo", a=bytes(1 << 20))
+        wait_until(lambda: handle.state().has_ended, LIMIT_S)
+        monkeypatch.setattr(kept_reader, "decode_sets", decode_late)
+        result = thread.submit(handle.result, LIMIT_S)
+        assert begun.wait(LIMIT_S)
+        assert node.invoke("echo", a=b"1").b.bytes() == b"1"
+        others.set()
+        assert result.result(LIMIT_S).b.bytes() == bytes(1 << 20)
 
 
 def test_a_result_that_is_deleted_while_it_is_read_is_unknown(tmp_path: Path) -> None:
