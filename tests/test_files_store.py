@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,6 +121,30 @@ def test_a_listing_has_regular_files_only_and_in_order(place: Path) -> None:
             assert names == ["ok", "sub/deep/x", "sub/ok"]
             done = await e.run(store_call("files", "FileList", {"a": "s sub", "b": "s no/such"}))
             assert list(texts(done)) == ["sub/deep/x", "sub/ok"]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("modified_s", "shown"),
+    [(10**12, b"9999-12-31T23:59:59Z"), (-(10**12), b"0001-01-01T00:00:00Z")],
+)
+def test_a_listing_has_files_of_all_years(
+    place: Path, monkeypatch: pytest.MonkeyPatch, modified_s: int, shown: bytes
+) -> None:
+    """Some file systems have years that dates in Python cannot have."""
+    real = os.stat
+
+    def stat(path: str, **options: Any) -> os.stat_result:
+        facts = real(path, **options)
+        return os.stat_result((*facts[:8], modified_s, facts[9])) if path == "ok" else facts
+
+    async def scenario() -> None:
+        async with store_engine("files", s_folder=str(place)) as e:
+            monkeypatch.setattr(os, "stat", stat)
+            done = await e.run(store_call("files", "FileList", {"r": "s"}))
+            assert list(texts(done)) == ["ok", "sub/ok"]
+            assert b"modified:" + shown in texts(done, 1)["ok"].splitlines()
 
     run(scenario())
 

@@ -13,6 +13,10 @@ from ..stores.listing import Found
 from .folder import TEMPORARY, Check, opened_folder
 
 ENTRIES_LIMIT = 100_000
+_FIRST_S = -62_135_596_800
+"""Year 1 in seconds; `datetime` has no earlier one."""
+_LAST_S = 253_402_300_799
+"""The last second of year 9999."""
 _DEPTH_LIMIT = 32
 
 
@@ -79,7 +83,8 @@ def _found(folder: int, parts: tuple[str, ...]) -> Found | None:
         return None
     if not stat.S_ISREG(facts.st_mode):
         return None
-    return Found("/".join(parts), facts.st_size, datetime.fromtimestamp(facts.st_mtime, UTC))
+    modified_s = min(max(facts.st_mtime, _FIRST_S), _LAST_S)
+    return Found("/".join(parts), facts.st_size, datetime.fromtimestamp(modified_s, UTC))
 
 
 def _is_unicode(name: str) -> bool:

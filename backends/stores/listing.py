@@ -85,7 +85,8 @@ def item_name(path: str) -> str:
 
 
 def _details(entry: Found) -> bytes:
-    lines = [f"size:{entry.size_bytes}", f"modified:{entry.modified:%Y-%m-%dT%H:%M:%SZ}"]
+    modified = entry.modified.replace(tzinfo=None).isoformat(timespec="seconds")
+    lines = [f"size:{entry.size_bytes}", f"modified:{modified}Z"]
     if entry.tag is not None:
         lines.append(f"etag:{entry.tag}")
     return ("\n".join(lines) + "\n").encode()
