@@ -51,6 +51,7 @@ from dandelion.node.awaiting import awaited_plan
 from dandelion.node.callback_sender import CallbackRules, CallbackSender
 from dandelion.node.inputs import positional
 from dandelion.node.invoker import Invoker
+from dandelion.node.kept_problems import StoreProblems
 from dandelion.node.kept_reader import KeptReader
 from dandelion.node.kept_runner import KeptRunner
 from dandelion.node.kept_views import KeptViews
@@ -117,6 +118,7 @@ class KeptService:
                 attempts=settings.async_attempts,
             )
         )
+        self._problems = StoreProblems()
         self._writer = KeptWriter(store, pool, self._stored, self._carry_out)
         self._runner = KeptRunner(
             self.lives,
@@ -331,7 +333,7 @@ class KeptService:
         if error is None:
             self.lives.stored(id_, time.time())
         else:
-            log.error("invocation %s cannot be stored: %s", id_, error)
+            self._problems.add(id_, error)
             self.lives.store_failed(id_, error, time.time())
 
     def _accepted(self, action: Accepted) -> None:

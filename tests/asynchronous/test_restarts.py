@@ -16,9 +16,11 @@ from dandelion.driver import AsyncEngine, Call, Hosting, InstanceSets
 from dandelion.errors import (
     ApplicationFailed,
     Cancelled,
+    CatalogUnavailable,
     DiskFull,
     Unknown,
 )
+from dandelion.node.kept_problems import QUIET_S, StoreProblems
 from dandelion.node.kept_service import KeptService
 from dandelion.testing import ScriptedDriver, echo, wait_until
 from tests.asynchronous.async_nodes import LIMIT_S, node_of, settings_of
@@ -156,3 +158,33 @@ def test_a_full_disk_refuses_and_fails_typed(catalog: str) -> None:
             handle.result(LIMIT_S)
         wait_until(lambda: not node._parts.kept.lives._unsaved, LIMIT_S)
         assert node.submit("echo", a=b"1").result(LIMIT_S).b.bytes() == b"1"
+
+
+def test_a_full_disk_is_logged_once_a_minute(
+    catalog: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = GateDriver()
+    with node_of(driver, catalog=catalog) as node:
+        disk = Failing(node._parts.kept)
+        handles = [node.submit("wait", a=b"1") for _ in range(8)]
+        assert driver.gate.entered()
+        disk.left = 30
+        driver.gate.open(len(handles))
+        for handle in handles:
+            with pytest.raises(DiskFull):
+                handle.result(LIMIT_S)
+        wait_until(lambda: not node._parts.kept.lives._unsaved, LIMIT_S)
+        assert disk.left == 0
+    assert caplog.text.count("cannot be stored") == 1
+
+
+def test_failures_that_were_not_logged_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    times_s = iter((1.0, 2.0, 3.0, 1.0 + QUIET_S, 2.0 + QUIET_S, 3.0 + QUIET_S))
+    problems = StoreProblems(lambda: next(times_s))
+    for _ in range(5):
+        problems.add("1", DiskFull("disk", "No space left on device", 1, 0))
+    problems.add("1", CatalogUnavailable("disk", "it is locked", "wait"))
+    first, second, other = [record.getMessage() for record in caplog.records]
+    assert "more failures" not in first
+    assert "2 more failures" in second
+    assert "locked" in other
