@@ -45,7 +45,7 @@ from dandelion.asynchronous.actions import (
     Save,
     Stop,
 )
-from dandelion.asynchronous.callbacks import after_attempt, first_due
+from dandelion.asynchronous.callbacks import LONGEST_PAUSE_S, after_attempt, first_due
 from dandelion.asynchronous.failures import InterruptedTooOften, KeptFull, KeyReused
 from dandelion.asynchronous.kept import Kept, KeptBooks, KeptLimits, Phase
 from dandelion.asynchronous.places import Places
@@ -72,7 +72,7 @@ class KeptLives:
         self.books = KeptBooks(limits)
         self.places = Places(limits.running)
         self._expiries = DueTimes()
-        self._callbacks = DueTimes()
+        self._callbacks = DueTimes(2 * LONGEST_PAUSE_S)
         self._unsaved: set[str] = set()
         self._unerased: set[str] = set()
         self._actions: list[Action] = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -70,9 +71,15 @@ class WaitingLine:
 
 
 class DueTimes:
-    """Ids with the times at which they are due. What is gone meanwhile is removed now and then."""
+    """Ids with the times at which they are due. What is gone meanwhile is removed now and then.
 
-    def __init__(self) -> None:
+    Args:
+        longest_s: nothing is added that is due later than in so many seconds. What seems to be is
+            due at once, since the clock was set back.
+    """
+
+    def __init__(self, longest_s: float = math.inf) -> None:
+        self._longest_s = longest_s
         self._heap: list[tuple[float, str]] = []
 
     def __bool__(self) -> bool:
@@ -88,6 +95,6 @@ class DueTimes:
     def take(self, now_s: float) -> list[str]:
         """Take all that is due."""
         due = []
-        while self._heap and self._heap[0][0] <= now_s:
+        while self._heap and not 0.0 < self._heap[0][0] - now_s <= self._longest_s:
             due.append(heapq.heappop(self._heap)[1])
         return due

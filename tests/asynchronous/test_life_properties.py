@@ -20,6 +20,7 @@ from dandelion.asynchronous.actions import (
     Save,
     Stop,
 )
+from dandelion.asynchronous.callbacks import FIRST_PAUSE_S
 from dandelion.asynchronous.failures import InterruptedTooOften, KeptFull, KeyReused
 from dandelion.asynchronous.invariants import check_lives
 from dandelion.asynchronous.kept import KeptLimits
@@ -410,6 +411,27 @@ def test_a_clock_that_is_set_back_makes_no_pause_longer(back_s: float) -> None:
     places.pause_tenant("acme", 5000.0)
     assert not places._may_try("acme", 5000.1)
     assert places._may_try("acme", 5000.0 - back_s)
+
+
+def test_a_callback_is_sent_although_the_clock_was_set_back() -> None:
+    callback = CallbackRecord("http://x.example/", due_s=90_000.0)
+    record = KeptRecord(
+        id="1",
+        tenant="acme",
+        request=KeptRequest(name="f"),
+        state=KeptState.SUCCEEDED,
+        ended_s=90_000.0,
+        callback=callback,
+    )
+    lives = KeptLives(LIMITS)
+    lives.recovered([record], 5000.0)
+    lives.tick(5000.0)
+    assert [action for action in lives.take() if isinstance(action, Call)] == [Call(record)]
+    lives.called("1", "status 500", 5000.0)
+    lives.tick(5000.0)
+    assert not [action for action in lives.take() if isinstance(action, Call)]
+    lives.tick(5000.0 + FIRST_PAUSE_S)
+    assert [action for action in lives.take() if isinstance(action, Call)]
 
 
 def test_an_erasure_that_was_lost_is_done_again() -> None:
