@@ -8,6 +8,7 @@ is ignored. ``docs/asynchronous.md`` describes what a receiver gets.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import tomllib
 from collections.abc import Mapping
@@ -92,6 +93,23 @@ def _secrets(path: str) -> dict[str, bytes]:
     return {tenant: secret.encode() for tenant, secret in given.items()}
 
 
+def _problem_of(error: Exception) -> str:
+    """Say why there was no answer. Messages of the library may have bytes of the response."""
+    import aiohttp
+
+    if isinstance(error, aiohttp.ClientSSLError):
+        reason = getattr(error, "certificate_error", None) or error.__cause__ or error
+        return f"no secure connection: {reason}"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.errno or 0
+        return f"no connection: {os.strerror(number) if number > 0 else error.strerror}"
+    if isinstance(error, aiohttp.InvalidURL):
+        return "the URL cannot be used"
+    if isinstance(error, aiohttp.ClientResponseError | ValueError):
+        return "the answer is not valid HTTP"
+    return "the connection was closed without an answer"
+
+
 class CallbackSender:
     """Sends callbacks, on the loop.
 
@@ -117,8 +135,10 @@ class CallbackSender:
                 return await self._post(url, record)
         except TimeoutError:
             return f"no answer within {LIMIT_S:g} s"
-        except (Refused, InvalidInput, aiohttp.ClientError, OSError, ValueError) as error:
-            return str(error) or type(error).__name__
+        except (Refused, InvalidInput) as error:
+            return str(error)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return _problem_of(error)
 
     async def _post(self, url: str, record: KeptRecord) -> str:
         from yarl import URL

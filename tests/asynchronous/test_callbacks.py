@@ -31,17 +31,22 @@ class Hook:
     Attributes:
         received: path, headers and body of each request.
         answers: statuses to answer with; 200 when there are none left.
+        raw: what is sent instead of an answer.
     """
 
     def __init__(self) -> None:
         self.received: list[tuple[str, dict[str, str], bytes]] = []
         self.answers: list[int] = []
+        self.raw: bytes | None = None
         hook = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:  # the name that the base class calls
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 hook.received.append((self.path, dict(self.headers.items()), body))
+                if hook.raw is not None:
+                    self.wfile.write(hook.raw)
+                    return
                 self.send_response(hook.answers.pop(0) if hook.answers else 200)
                 self.send_header("Location", f"http://127.0.0.1:{hook.port}/redirected")
                 self.end_headers()
@@ -122,6 +127,43 @@ def test_a_failure_is_told_and_in_the_end_it_is_given_up(
     told = msgspec.json.decode(hook.received[0][2])
     assert (told["state"], told["error"]) == ("failed", "Raised")
     assert "result" not in told
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        (b"220 mail.internal\r\n", "the answer is not valid HTTP"),
+        (b"HTTP/1.1 200 OK\r\nX: " + bytes(9000), "the answer is not valid HTTP"),
+        (b"HTTP/1.1 200", "the connection was closed without an answer"),
+        (b"", "the connection was closed without an answer"),
+    ],
+)
+def test_an_answer_that_is_none_is_not_shown(
+    hook: Hook, tmp_path: Path, raw: bytes, problem: str
+) -> None:
+    hook.raw = raw
+    with node_of(hook, tmp_path) as node:
+        assert problem_of(node, f"http://127.0.0.1:{hook.port}/hooks/x") == problem
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_no_receiver(tmp_path: Path, host: str) -> None:
+    hook = Hook()
+    hook.close()
+    path = "/hooks/x" if host == "127.0.0.1" else "/x"
+    with node_of(hook, tmp_path) as node:
+        found = problem_of(node, f"http://{host}:{hook.port}{path}")
+        assert found == "no connection: Connection refused"
+
+
+def problem_of(node: Node, url: str) -> str:
+    """Give the problem of the first attempt of a callback."""
+    register(node)
+    handle = node.submit("echo", a=b"1", callback=url)
+    wait_until(lambda: handle.view().callback.attempts, LIMIT_S)  # type: ignore[union-attr]  # it has one
+    callback = handle.view().callback
+    assert callback is not None
+    return callback.problem
 
 
 def test_private_addresses_are_not_reached_unless_allowed(hook: Hook, tmp_path: Path) -> None:
