@@ -66,6 +66,10 @@ ProblemWriter: TypeAlias = Callable[[DandelionError, str], "Response"]
 """Makes the response for an error; the text is the id of the invocation, or empty."""
 
 
+_OF_STREAMS: tuple[Header, ...] = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
+"""Their pieces are news: no cache stores them, and proxies such as nginx pass each on at once."""
+
+
 class Response(msgspec.Struct, eq=False):
     """The response of a handler.
 
@@ -122,7 +126,7 @@ class Response(msgspec.Struct, eq=False):
         ]
 
     async def _send_stream(self, send: Send, stream: AsyncGenerator[Bytes, None]) -> None:
-        headers = [(b"content-type", self.media_type), *self.headers]
+        headers = [(b"content-type", self.media_type), *_OF_STREAMS, *self.headers]
         if self.close:
             headers.append((b"connection", b"close"))
         async with contextlib.aclosing(stream):

@@ -177,7 +177,7 @@ class KeptRoutes:
             return Response([], EVENT_STREAM, 204, stream=empty_stream())  # do not connect again
         request.watch()
         stream = event_stream(self._kept, self._waits, tenant, watched, after)
-        return Response([], EVENT_STREAM, headers=[(b"cache-control", b"no-store")], stream=stream)
+        return Response([], EVENT_STREAM, stream=stream)
 
     async def _ended(self, request: Request) -> Watched:
         """Wait for the end of an invocation as long as the query says."""

@@ -70,6 +70,20 @@ def test_location_is_the_invocation(url: str, wait: str) -> None:
     assert json.loads(get(f"{place}?wait_s=20"))["id"] == invocation
 
 
+@pytest.mark.parametrize("kind", ["invocation", "page", "logs"])
+def test_proxies_are_told_to_pass_streams_on(url: str, kind: str) -> None:
+    with Client(url) as client:
+        id_ = client.submit("echo", a="x").id
+    path = {
+        "invocation": f"/v1/invocations/{id_}/events",
+        "page": "/v1/activity/events",
+        "logs": "/v1/logs?follow=true",
+    }[kind]
+    with urllib.request.urlopen(f"{url}{path}", timeout=20) as response:
+        assert response.headers["x-accel-buffering"] == "no"
+        assert response.headers["cache-control"] == "no-store"
+
+
 def test_clients_follow_an_invocation(url: str) -> None:
     with Client(url) as client:
         assert client.submit("echo", a="x").result(20).b.text() == "x"

@@ -92,9 +92,7 @@ class PageAdapter(Adapter):
             raise Overloaded(self._streams, STREAMS, "streams of events")
         after = _number(request, "after", 0)
         request.watch()
-        headers: list[Header] = [(b"cache-control", b"no-store")]
-        stream = self._stream(request, after)
-        return Response([], b"text/event-stream", 200, headers, stream=stream)
+        return Response([], b"text/event-stream", stream=self._stream(request, after))
 
     async def _stream(self, request: Request, after: int) -> AsyncGenerator[Bytes, None]:
         self._streams += 1
