@@ -395,6 +395,29 @@ def test_many_files_at_once_leave_no_descriptor(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_a_folder_that_is_removed_is_opened_again(tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    place.mkdir()
+
+    async def scenario() -> None:
+        async with store_engine("files", s_folder=str(place)) as e:
+            place.rmdir()
+            for function in ("FileRead", "FileList"):
+                with pytest.raises(RequestInterrupted, match="folder of the store was removed"):
+                    await e.run(store_call("files", function, {"r": "s a"}))
+            place.mkdir()
+            (place / "a").write_bytes(b"new")
+            assert texts(await e.run(store_call("files", "FileRead", {"r": "s a"}))) == {
+                "r": b"new"
+            }
+            await e.run(store_call("files", "FileWrite", {"i": b"written"}, {"i": "s b"}))
+            assert (place / "b").read_bytes() == b"written"
+
+    before = descriptors()
+    run(scenario())
+    assert descriptors() == before
+
+
 def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
     async def scenario() -> None:
         with pytest.raises(BackendUnavailable, match="store 's'"):

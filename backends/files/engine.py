@@ -33,28 +33,58 @@ _TRANSIENT = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
     | {errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT, errno.ETXTBSY}
 )
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LIST_LIMIT = 10_000
 _LIST_DEFAULT = 1000
 
 
 class FolderHandle:
-    """The descriptor of a folder that the operator named."""
+    """The descriptor of a folder that the operator named. For any thread.
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    A folder that was removed is opened again: files would be missing in it that are in the one that
+    has its path now.
+
+    Args:
+        path: of the folder.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._fd = os.open(path, _FOLDER)
 
     @contextlib.contextmanager
     def used(self) -> Iterator[int]:
-        """Give a descriptor of its own, so that closing the engine closes no one that is in use."""
-        fd = os.dup(self._fd)
+        """Give a descriptor of its own, so that closing the engine closes no one that is in use.
+
+        Raises:
+            ItemFailed: the folder was removed.
+        """
+        with self._lock:
+            if not os.fstat(self._fd).st_nlink:
+                self._open_again()
+            fd = os.dup(self._fd)
         try:
             yield fd
         finally:
             os.close(fd)
 
+    def _open_again(self) -> None:
+        try:
+            fd = os.open(self._path, _FOLDER)
+        except OSError as error:
+            reason = f"the folder of the store was removed: {error.strerror}"
+            raise ItemFailed(reason, transient=True) from None
+        os.close(self._fd)
+        self._fd = fd
+
     def close(self) -> None:
         """Close it. May be called twice."""
-        fd, self._fd = self._fd, -1
+        with self._lock:
+            fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
@@ -94,12 +124,11 @@ class FilesEngine(StoresEngine[FolderHandle, FilesStoreSettings]):
 
     def _open_store(self, name: str, given: FilesStoreSettings) -> FolderHandle:
         try:
-            fd = os.open(given.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            handle = FolderHandle(given.folder)
         except OSError as error:
             reason = f"the folder of store '{name}' cannot be opened: {error.strerror}"
             remedy = "create it, and let the node's user read it"
             raise BackendUnavailable("files", reason, remedy) from None
-        handle = FolderHandle(fd)
         self._opened.callback(handle.close)
         return handle
 

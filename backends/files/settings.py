@@ -20,7 +20,8 @@ class FilesStoreSettings(StoreSettings, frozen=True, forbid_unknown_fields=True,
     """One folder.
 
     Attributes:
-        folder: its absolute path; links in it are followed, once, when the engine starts.
+        folder: its absolute path; links in it are followed, once, when the engine starts or the
+            folder was removed.
         file_bytes: largest file that is read or written.
         keep_free_bytes: a file is not written if less than this would be free on the disk.
         sync: a file is on the disk before its write has succeeded.
