@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dandelion.arrays import kind_of
+from dandelion.arrays import are_finite, kind_of
 
 
 def json_bytes(value: Any) -> bytes:
@@ -48,7 +48,7 @@ def _check_json(value: Any) -> None:
 
 def _plain_numbers(value: object) -> object:
     if isinstance(value, np.generic | np.ndarray) and (kind := kind_of(value.dtype)) in "biuf":
-        if kind == "f" and not np.isfinite(value).all():
+        if kind == "f" and not are_finite(value).all():
             raise ValueError("JSON has no numbers for infinity and not-a-number")
         return value.tolist()
     raise TypeError(f"a value of type {type(value).__name__} is not a JSON value")

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from dandelion.arrays import Array, declared_dtype, kind_of
+from dandelion.arrays import Array, are_finite, declared_dtype, kind_of
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.errors import TooLarge
 from dandelion.frontend.chunks import CHUNK_BYTES, Chunks
@@ -90,7 +89,7 @@ def _json_numbers(item: Item, array: Array) -> dict[str, Any]:
     if not array.size:  # its shape may need any number of empty lists
         return {"numbers": []}
     kind = kind_of(array.dtype)
-    if kind in "biu" or (kind == "f" and np.isfinite(array).all()):
+    if kind in "biu" or (kind == "f" and are_finite(array).all()):
         return {"numbers": array.tolist()}
     return {"data": item.data}
 

@@ -169,12 +169,19 @@ def test_bad_paths(served: KServed) -> None:
     assert "did you mean 'echo'" in document["error"]
 
 
-def test_results_that_json_cannot_express(served: KServed) -> None:
-    head = json.dumps(binary(4, [1], "FP32")).encode()
-    nan = b"\0\0\xc0\x7f"
+@pytest.mark.parametrize(
+    ("datatype", "nan"),
+    [("FP32", b"\0\0\xc0\x7f"), ("BF16", b"\xc0\x7f"), ("BF16", b"\x81\x7f")],
+    ids=["float", "brain float", "signaling brain float"],
+)
+def test_results_that_json_cannot_express(served: KServed, datatype: str, nan: bytes) -> None:
+    head = json.dumps(binary(len(nan), [1], datatype)).encode()
     status, answer, _ = served.ask("POST", INFER, head + nan, {LENGTH: str(len(head))})
     assert (status, "binary_data" in answer["error"]) == (406, True)
-    document = {**binary(4, [1], "FP32"), "parameters": {"binary_data_output": True}}
+    document = {
+        **binary(len(nan), [1], datatype),
+        "parameters": {"binary_data_output": True},
+    }
     head = json.dumps(document).encode()
     status, body, response = served.ask("POST", INFER, head + nan, {LENGTH: str(len(head))})
     assert status == 200

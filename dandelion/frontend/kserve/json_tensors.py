@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dandelion.arrays import RANK_LIMIT, declared_dtype, kind_of
+from dandelion.arrays import RANK_LIMIT, are_finite, declared_dtype, kind_of
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.errors import InvalidInput, TooMany
 from dandelion.errors.misfits import named_type
@@ -148,7 +148,7 @@ def _text(output: OutputDocument, chunks: list[Bytes]) -> bytes:
             raise _inexpressible(output.name, "bytes that are no text") from None
     dtype = dtype_of(output.name, output.datatype)
     arrays = [np.frombuffer(chunk, dtype) for chunk in chunks]
-    if any(kind_of(array.dtype) == "f" and not np.isfinite(array).all() for array in arrays):
+    if any(kind_of(array.dtype) == "f" and not are_finite(array).all() for array in arrays):
         raise _inexpressible(output.name, "numbers that are not finite")
     return _json.encode([number for array in arrays for number in array.tolist()])
 
