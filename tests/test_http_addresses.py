@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import importlib
 import socket
+import threading
+from typing import Any
 
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from dandelion.driver import AsyncEngine
 from dandelion.errors import (
     RequestFailed,
+    RequestInterrupted,
     RequestRefused,
 )
 from tests.http_sites import (
@@ -308,3 +313,44 @@ def test_a_trusted_name_is_reached_wherever_it_points() -> None:
                 await e.run(a_call(get(f"http://store.other:{port_of(server.url)}/")))
 
     run(scenario())
+
+
+def test_names_whose_servers_do_not_answer_delay_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count = 40
+    begun, answers = threading.Semaphore(0), threading.Event()
+    real = socket.getaddrinfo
+
+    def look_up(host: str, *arguments: Any, **options: Any) -> Any:
+        if not host.endswith(".silent"):
+            return real(host, *arguments, **options)
+        begun.release()
+        answers.wait(20)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+
+    async def scenario() -> None:
+        options = {**LOCAL, "concurrency": str(2 * count), "retries": "0"}
+        async with raw(OK) as server, engine(options) as e, asyncio.TaskGroup() as group:
+            silent = [
+                group.create_task(fails(e, get(f"http://n{number}.silent/")))
+                for number in range(count)
+            ]
+            try:
+                async with asyncio.timeout(5):
+                    while not begun.acquire(blocking=False):  # they come first
+                        await asyncio.sleep(0.01)
+                    url = f"http://localhost:{port_of(server.url)}/"
+                    assert only(await e.run(a_call(get(url))))[1] == b"ok"
+                    assert not any(task.done() for task in silent)
+            finally:
+                answers.set()
+
+    run(scenario())
+
+
+async def fails(engine: AsyncEngine, item: bytes) -> None:
+    with pytest.raises(RequestInterrupted, match="Temporary failure"):
+        await engine.run(a_call(item))

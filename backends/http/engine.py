@@ -27,7 +27,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver
 from multidict import CIMultiDict
 
-from dandelion.checked_resolver import CheckedResolver
+from dandelion.checked_resolver import CheckedResolver, SystemResolver
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.driver import AsyncEngine, Call, InstanceSets
 from dandelion.errors import (
@@ -282,7 +282,7 @@ def _are_idempotent(requests: ItemSet) -> bool:
 
 
 def _session(settings: HttpSettings, resolver: AbstractResolver | None) -> aiohttp.ClientSession:
-    inner = resolver or aiohttp.ThreadedResolver()
+    inner = resolver or SystemResolver(settings.concurrency)
     connector = aiohttp.TCPConnector(
         resolver=CheckedResolver(settings.policy, inner),
         limit=0,  # the engine limits concurrency itself

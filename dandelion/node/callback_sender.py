@@ -160,10 +160,10 @@ class CallbackSender:
     def _opened(self) -> aiohttp.ClientSession:
         import aiohttp
 
-        from dandelion.checked_resolver import CheckedResolver
+        from dandelion.checked_resolver import CheckedResolver, SystemResolver
 
         if self._session is None:
-            resolver = CheckedResolver(self._rules.policy, aiohttp.ThreadedResolver())
+            resolver = CheckedResolver(self._rules.policy, SystemResolver(CONCURRENCY))
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     resolver=resolver, limit=CONCURRENCY, force_close=True
