@@ -80,6 +80,13 @@ _LARGE_BYTES = 8 * 1024 * 1024
 _MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
 _GRACE_S = 10.0
 _KINDS = ("functions", "compositions", "libraries")
+_OF_PROXIES = {
+    413: "the request is larger than the proxy allows; raise its limit, or use the node's own URL",
+    502: "the node behind the proxy does not answer",
+    503: "the node behind the proxy does not answer",
+    504: "the node behind the proxy has not answered in time; submit what takes long",
+}
+"""Statuses that proxies send by themselves."""
 
 
 class _Listing(msgspec.Struct):
@@ -362,14 +369,20 @@ def _checked(response: ClientResponse) -> ClientResponse:
         raise Unreachable(response.url, message)
     problem = decode_problem(response.body)
     if problem is None:
-        text = bytes(response.body[:200]).decode("utf-8", "replace")
-        message = f"this is not a Dandelion node: HTTP {response.status} {text}"
-        raise Unreachable(response.url, message)
+        raise Unreachable(response.url, _foreign_error(response))
     error: DandelionError = from_record(problem.error)
     if problem.instance:
         error.invocation = problem.instance
         error.add_note(f"invocation {problem.instance}")
     raise error
+
+
+def _foreign_error(response: ClientResponse) -> str:
+    """Say what an error is that no node has written."""
+    if response.status in _OF_PROXIES:
+        return f"{_OF_PROXIES[response.status]} (HTTP {response.status} of a proxy)"
+    text = bytes(response.body[:200]).decode("utf-8", "replace")
+    return f"this is not a Dandelion node: HTTP {response.status} {text}"
 
 
 def _decoded(response: ClientResponse, cls: type[T]) -> T:

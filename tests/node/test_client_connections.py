@@ -368,6 +368,26 @@ def test_a_server_that_is_not_a_node(make: Any, answer: bytes) -> None:
         client.invoke("echo", a=b"")
 
 
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (413, "larger than the proxy allows"),
+        (502, "behind the proxy does not answer"),
+        (503, "behind the proxy does not answer"),
+        (504, "has not answered in time"),
+        (403, "not a Dandelion node"),
+    ],
+)
+def test_errors_of_a_proxy_say_what_to_do(make: Any, status: int, reason: str) -> None:
+    answer = b"HTTP/1.1 %d No\r\nContent-Length: 6\r\n\r\n<html>" % status
+    with (
+        scripted([answer]) as (url, _),
+        make(url, timeout_s=10) as client,
+        pytest.raises(Unreachable, match=reason),
+    ):
+        client.invoke("echo", a=b"")
+
+
 @pytest.mark.parametrize("method", ["invoke", "record", "list", "metrics", "cluster"])
 def test_a_redirect_is_told(make: Any, method: str) -> None:
     answer = b"HTTP/1.1 301 Moved\r\nLocation: https://node/\r\nContent-Length: 0\r\n\r\n"
