@@ -15,8 +15,8 @@ from dandelion.errors import InvalidInput
 from dandelion.progress import ShowProgress
 from dandelion.progress import progress as progress_bar
 
-POLL_S = 30.0
-"""How long one request of `result` and `events` waits."""
+POLL_S = 20.0
+"""How long one request of `result` and `events` waits; some proxies give up after 30 seconds."""
 
 
 class KeptAccess(abc.ABC):

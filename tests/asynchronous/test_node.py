@@ -14,11 +14,11 @@ import pytest
 
 from dandelion import AsyncClient, Client, Node
 from dandelion.asynchronous.failures import KeptFull, KeyReused, NotEnded
-from dandelion.asynchronous.handle import InvocationHandle
-from dandelion.asynchronous.records import KeptState
+from dandelion.asynchronous.handle import InvocationHandle, KeptAccess
+from dandelion.asynchronous.records import KeptState, KeptView, Watched
 from dandelion.asynchronous.store import Part
 from dandelion.asynchronous.stored_sets import decode_sets
-from dandelion.data import Bytes, ItemSet
+from dandelion.data import Bytes, ItemSet, Sets
 from dandelion.errors import (
     ApplicationFailed,
     Cancelled,
@@ -89,6 +89,32 @@ def test_a_wait_that_is_too_short(submitting: Node | Client) -> None:
     handle.cancel()
     with pytest.raises(Cancelled):
         handle.result(LIMIT_S)
+
+
+class WaitsOfRequests(KeptAccess):
+    """Has no result before the third request."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def result(self, id_: str, wait_s: float) -> Sets:
+        self.seconds.append(wait_s)
+        if len(self.seconds) < 3:
+            raise NotEnded(id_, "running")
+        return Sets({})
+
+    def watch(self, id_: str, after: str, wait_s: float, *, end: bool) -> Watched:
+        raise NotImplementedError
+
+    def cancel(self, id_: str) -> KeptView:
+        raise NotImplementedError
+
+
+def test_requests_for_a_result_end_before_proxies_give_up() -> None:
+    access = WaitsOfRequests()
+    InvocationHandle("1", access).result()
+    assert len(access.seconds) == 3
+    assert all(0 < seconds <= 25 for seconds in access.seconds), "proxies wait 30 s or more"
 
 
 def test_the_asynchronous_forms() -> None:
