@@ -66,7 +66,7 @@ JSON_REQUESTS: list[tuple[Any, str]] = [
     (json.dumps(with_input(datatype="FP32", data=[float("nan"), 0])), "not a valid request"),
     (with_input(datatype="INT9"), "did you mean 'INT8'"),
     (with_input(datatype="BF16", data=[1e39, 0]), "does not fit bfloat16"),
-    (with_input(datatype="BYTES"), "an element of BYTES is a int"),
+    (with_input(datatype="BYTES"), "an element of BYTES is an int"),
     (with_input(datatype="BYTES", data=["x", "y", "z"]), "3 elements"),
     (with_input(shape=[-2]), "2 elements"),
     (with_input(shape=[-1, -2]), "not a valid shape"),
