@@ -6,6 +6,7 @@ no other process uses these files.
 
 ::
 
+    prepare: write and flush a file in pieces
     write:  write and flush files -> flush their folder -> commit -> unlink files
     open:   check the database -> delete files that no row refers to
 
@@ -43,6 +44,8 @@ from .disk_errors import reported
 SCHEMA = 1
 INLINE_BYTES = 64 * 1024
 """Larger data is a file of its own."""
+PIECE_BYTES = 1024 * 1024
+"""So much of a file is flushed at once."""
 APPLICATION = 0x444B4956  # "DKIV"
 BUSY_S = 5.0
 
@@ -127,18 +130,37 @@ class SqliteKeptStore(KeptStore):
                 raise CatalogCorrupt(str(path), "it is empty")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
+    def prepare(self, step: Put) -> Put:
+        if step.part is None or not _is_file(step):
+            return step
+        path = self._file(step.record.id, step.part)
+        prepared = msgspec.structs.replace(step, chunks=(), is_prepared=True)
+        try:
+            with reported(path):
+                _write_flushed(path, step.chunks)
+        except BaseException:
+            self.discard(prepared)
+            raise
+        return prepared
+
+    def discard(self, step: Put) -> None:
+        assert step.part is not None
+        with contextlib.suppress(OSError):  # else it is deleted when the folder is opened
+            self._file(step.record.id, step.part).unlink()
+
     def write(self, steps: Sequence[StoreStep]) -> None:
         written: list[Path] = []
         gone: list[Path] = []
         try:
             with reported(self._path):
                 self._refuse_if_closed()
-                for step in steps:
-                    if isinstance(step, Put) and _is_file(step):
-                        assert step.part is not None
-                        written.append(self._file(step.record.id, step.part))
-                        _write_flushed(written[-1], step.chunks)
-                if written:
+                files = [step for step in steps if isinstance(step, Put) and _is_file(step)]
+                for put in files:
+                    assert put.part is not None
+                    if not put.is_prepared:
+                        written.append(self._file(put.record.id, put.part))
+                        _write_flushed(written[-1], put.chunks)
+                if files:
                     flush_folder(self._files)
                 with self._transaction():
                     for step in steps:
@@ -221,7 +243,8 @@ class SqliteKeptStore(KeptStore):
 
 
 def _is_file(step: Put) -> bool:
-    return step.part is not None and step.size_bytes > INLINE_BYTES
+    is_large = step.is_prepared or step.size_bytes > INLINE_BYTES
+    return step.part is not None and is_large
 
 
 @contextlib.contextmanager
@@ -298,12 +321,19 @@ def _create(db: sqlite3.Connection, path: Path, pragma: Callable[[str], object])
 
 
 def _write_flushed(path: Path, chunks: Sequence[Bytes]) -> None:
+    """Write a file in pieces, each flushed: a commit may have to wait for what is not flushed."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    unflushed = 0
     try:
         for chunk in chunks:
             rest = memoryview(chunk).cast("B")
             while rest:
-                rest = rest[os.write(fd, rest) :]
+                written = os.write(fd, rest[:PIECE_BYTES])
+                rest = rest[written:]
+                unflushed += written
+                if unflushed >= PIECE_BYTES:
+                    os.fdatasync(fd)
+                    unflushed = 0
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -2,7 +2,8 @@
 
 A store has records, and for each the inputs while it is not ended, the result once it succeeded.
 `KeptStore.write` carries out steps in order, all or none of them; when it returns they are as
-durable as the store is. A step `Put` whose record has ended deletes the inputs.
+durable as the store is. A step `Put` whose record has ended deletes the inputs. Large data may be
+written before its step (`KeptStore.prepare`), so that it does not delay the steps of others.
 
 A durable catalogue brings its store: its module ``dandelion.registry.SCHEME`` has a function
 ``open_invocations(path) -> KeptStore``. All other catalogues have the store in memory.
@@ -17,10 +18,13 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, TypeAlias
 
 import msgspec
+import numpy as np
 
 from dandelion.asynchronous.records import KeptRecord
 from dandelion.data import Bytes
 from dandelion.errors import Unknown
+
+_UNLOCKED_BYTES = 256 * 1024
 
 
 class Part(enum.Enum):
@@ -37,11 +41,13 @@ class Put(msgspec.Struct, frozen=True):
         record: as it is from then on.
         part: which data comes with it.
         chunks: the data in pieces; see `stored_sets`.
+        is_prepared: it comes from `KeptStore.prepare`, which has changed the chunks.
     """
 
     record: KeptRecord
     part: Part | None = None
     chunks: Sequence[Bytes] = ()
+    is_prepared: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -59,7 +65,7 @@ StoreStep: TypeAlias = Put | Drop
 
 
 class KeptStore(abc.ABC):
-    """A store. Reading and writing may come from two threads at once, two writes may not."""
+    """A store. Two writes do not come at once; everything else may, from any thread."""
 
     is_durable: ClassVar[bool]
 
@@ -78,6 +84,17 @@ class KeptStore(abc.ABC):
         Raises:
             DiskFull, CatalogUnavailable, CatalogCorrupt: nothing was changed.
         """
+
+    def prepare(self, step: Put) -> Put:
+        """Write large data before its step; raises as `write`.
+
+        Returns:
+            The step that is to be written then, or given to `discard`.
+        """
+        return step
+
+    def discard(self, step: Put) -> None:
+        """Forget what `prepare` wrote; its step will not be written."""
 
     @abc.abstractmethod
     def read(self, id_: str, part: Part) -> Bytes:
@@ -103,7 +120,7 @@ class MemoryKeptStore(KeptStore):
 
     def __init__(self) -> None:
         self._records: dict[str, KeptRecord] = {}
-        self._data: dict[tuple[str, Part], bytes] = {}
+        self._data: dict[tuple[str, Part], Bytes] = {}
 
     def load(self) -> list[KeptRecord]:
         return list(self._records.values())
@@ -118,9 +135,13 @@ class MemoryKeptStore(KeptStore):
             record = step.record
             self._records[record.id] = record
             if step.part is not None:
-                self._data[record.id, step.part] = b"".join(step.chunks)
+                data = step.chunks[0] if step.is_prepared else _joined(step.chunks)
+                self._data[record.id, step.part] = data
             if record.state.has_ended:
                 self._data.pop((record.id, Part.INPUTS), None)
+
+    def prepare(self, step: Put) -> Put:
+        return msgspec.structs.replace(step, chunks=(_joined(step.chunks),), is_prepared=True)
 
     def read(self, id_: str, part: Part) -> Bytes:
         data = self._data.get((id_, part))
@@ -130,6 +151,19 @@ class MemoryKeptStore(KeptStore):
 
     def close(self) -> None:
         pass
+
+
+def _joined(chunks: Sequence[Bytes]) -> Bytes:
+    """Join data; if it is large, without the interpreter's lock."""
+    size = sum(map(len, chunks))
+    if size < _UNLOCKED_BYTES:
+        return b"".join(chunks)
+    whole = np.empty(size, np.uint8)
+    end = 0
+    for chunk in chunks:
+        start, end = end, end + len(chunk)
+        np.copyto(whole[start:end], np.frombuffer(chunk, np.uint8))
+    return whole.data.toreadonly()
 
 
 def open_kept_store(catalog: str) -> KeptStore:

@@ -12,6 +12,7 @@ from dandelion.driver import Driver
 from dandelion.errors import Cancelled
 from dandelion.executors import Surroundings
 from dandelion.memory import SharedDomain, Transfers
+from dandelion.node import kept_writer
 from dandelion.node.activity import ActivityLog
 from dandelion.node.attachment import ClusterPart
 from dandelion.node.cache import ResultCache
@@ -112,13 +113,13 @@ class Components:
             settings.default_deadline_s,
             tracing_of(settings),
         )
-        self.kept_thread = JobThreads(1, "dandelion-kept")
+        self.kept_threads = JobThreads(kept_writer.THREADS, "dandelion-kept")
         self.kept = KeptService(
             settings,
             self.stores.kept,
             self.invoker,
             self.runtime,
-            self.kept_thread,
+            self.kept_threads,
             self.pool,
             choices.callbacks,
         )

@@ -82,7 +82,7 @@ class KeptService:
         store: that keeps them; it is closed by this.
         invoker: begins attempts.
         runtime: cancels attempts.
-        pool: of one thread, which writes to the store.
+        pool: whose threads write to the store, see `KeptWriter`.
         reading: whose threads read from it.
         rules: of callbacks.
 

@@ -4,6 +4,9 @@ Steps are taken in order. While one write is under way in a thread, further step
 the flushes of a busy node are shared by many invocations. If a write of several steps fails, they
 are written one by one, so that one that is too large for the disk fails alone. A store in memory
 takes small data at once, on the loop.
+
+Large data is written before its step by other threads, so that it delays only its own invocation.
+Further steps of that invocation wait behind it.
 """
 
 from __future__ import annotations
@@ -24,6 +27,10 @@ from dandelion.executors import to_dandelion_error
 BATCH = 512
 BATCH_BYTES = 64 * 1024 * 1024
 INLINE_BYTES = 64 * 1024
+LARGE_BYTES = 1024 * 1024
+PREPARED = 2
+"""For so many steps data is written at once, besides the steps that are carried out."""
+THREADS = 1 + PREPARED
 
 
 @dataclass(slots=True)
@@ -33,18 +40,28 @@ class PendingStep:
     Attributes:
         action: what is asked for.
         sets: the data, if there is some.
+        prepared: what the store has to do, if its data is written already.
+        size_bytes: about how many bytes it writes.
     """
 
     action: Save | Erase
     sets: Mapping[str, ItemSet | None] | None = None
+    prepared: Put | None = None
+    size_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.sets is not None:
+            self.size_bytes = size_of(self.sets)
 
     @property
-    def size_bytes(self) -> int:
-        """About how many bytes it writes."""
-        return 0 if self.sets is None else size_of(self.sets)
+    def id(self) -> str:
+        """Of the invocation."""
+        return self.action.id if isinstance(self.action, Erase) else self.action.record.id
 
     def step(self) -> StoreStep:
         """Give what the store has to do."""
+        if self.prepared is not None:
+            return self.prepared
         action = self.action
         if isinstance(action, Erase):
             return Drop(action.id)
@@ -59,7 +76,7 @@ class KeptWriter:
 
     Args:
         store: that is written to.
-        pool: whose threads write.
+        pool: whose threads write; `THREADS` are used at once.
         done: called with each action, and why it failed.
         after: called after some of them.
     """
@@ -72,11 +89,58 @@ class KeptWriter:
         self._done = done
         self._after = after
         self._steps: deque[PendingStep] = deque()
+        self._large: deque[PendingStep] = deque()
+        self._preparing = 0
+        self._behind: dict[str, list[PendingStep]] = {}  # by the invocation whose data is written
         self._is_writing = False
         self._idle: list[Future[None]] = []
 
     def add(self, step: PendingStep) -> None:
         """Carry out a step soon."""
+        behind = self._behind.get(step.id)
+        if behind is not None:
+            behind.append(step)
+            return
+        if step.size_bytes > LARGE_BYTES:
+            self._behind[step.id] = []
+            self._large.append(step)
+            self._prepare()
+            return
+        self._add(step)
+
+    def _prepare(self) -> None:
+        """Have data written before its step."""
+        loop = asyncio.get_running_loop()
+        while self._large and self._preparing < PREPARED:
+            self._preparing += 1
+            self._pool.submit(self._prepare_one, self._large.popleft(), loop)
+
+    def _prepare_one(self, step: PendingStep, loop: asyncio.AbstractEventLoop) -> None:
+        failed: DandelionError | None = None
+        try:
+            put = step.step()
+            assert isinstance(put, Put), "it has data"
+            step.prepared = self._store.prepare(put)
+            step.sets = None
+        except Exception as error:
+            failed = to_dandelion_error(error, "store").with_traceback(None)
+        loop.call_soon_threadsafe(self._is_prepared, step, failed)
+
+    def _is_prepared(self, step: PendingStep, failed: DandelionError | None) -> None:
+        self._preparing -= 1
+        behind = self._behind.pop(step.id)
+        if failed is None:
+            self._add(step)
+        else:
+            self._done(step.action, failed)
+        for one in behind:
+            self.add(one)
+        self._prepare()
+        if failed is not None:
+            self._after()
+            self._end_idle()
+
+    def _add(self, step: PendingStep) -> None:
         busy = self._is_writing or self._steps
         if not self._store.is_durable and not busy and step.size_bytes <= INLINE_BYTES:
             [error] = self._written([step])
@@ -89,7 +153,7 @@ class KeptWriter:
 
     def when_idle(self, idle: Future[None]) -> None:
         """Resolve a future when all steps are carried out."""
-        if self._is_writing or self._steps:
+        if self._is_writing or self._steps or self._behind:
             self._idle.append(idle)
         else:
             idle.set_result(None)
@@ -119,6 +183,11 @@ class KeptWriter:
             self._is_writing = True
             self._begin()
             return
+        self._end_idle()
+
+    def _end_idle(self) -> None:
+        if self._is_writing or self._steps or self._behind:
+            return
         idle, self._idle = self._idle, []
         for future in idle:
             future.set_result(None)
@@ -128,6 +197,8 @@ class KeptWriter:
             self._store.write([step.step() for step in batch])
         except Exception as error:
             if len(batch) == 1:
+                if batch[0].prepared is not None:
+                    self._store.discard(batch[0].prepared)
                 return [to_dandelion_error(error, "store").with_traceback(None)]
             return [self._written([step])[0] for step in batch]
         return [None] * len(batch)

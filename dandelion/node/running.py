@@ -55,7 +55,7 @@ class Running:
             log.warning("%d extension modules are outdated: %s", len(outdated), remedy)
         _started.add(self)
         parts.pool.start()
-        parts.kept_thread.start()
+        parts.kept_threads.start()
         parts.loop.start(loop)
         if loop is None:
             atexit.register(self.close)

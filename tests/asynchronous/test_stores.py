@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -64,9 +64,19 @@ def stored(store: KeptStore) -> dict[str, KeptRecord]:
     return {found.id: found for found in store._loaded()}  # type: ignore[attr-defined]  # of sqlite
 
 
+def prepared(store: KeptStore, steps: Sequence[Put | Drop]) -> list[Put | Drop]:
+    """Have the data of steps written ahead."""
+    return [
+        store.prepare(step) if isinstance(step, Put) and step.part is not None else step
+        for step in steps
+    ]
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
 @pytest.mark.parametrize("data", [b"", b"small", LARGE], ids=["empty", "small", "large"])
-def test_what_is_put_is_there(store: KeptStore, data: bytes) -> None:
-    store.write([Put(record(1), Part.INPUTS, (data[:3], data[3:])), Put(record(2))])
+def test_what_is_put_is_there(store: KeptStore, data: bytes, ahead: bool) -> None:
+    steps = [Put(record(1), Part.INPUTS, (data[:3], data[3:])), Put(record(2))]
+    store.write(prepared(store, steps) if ahead else steps)
     assert stored(store) == {id_of(1): record(1), id_of(2): record(2)}
     assert bytes(store.read(id_of(1), Part.INPUTS)) == data
     for id_, part in ((id_of(1), Part.RESULT), (id_of(2), Part.INPUTS), ("x", Part.RESULT)):
@@ -90,6 +100,21 @@ def test_the_end_drops_inputs_and_a_drop_everything(
     with pytest.raises(Unknown):
         store.read(id_of(1), Part.RESULT)
     assert not list(tmp_path.glob("invocations/*"))
+
+
+def test_what_was_prepared_is_no_record_and_can_be_discarded(
+    store: KeptStore, tmp_path: Path
+) -> None:
+    steps = [store.prepare(Put(record(i), Part.INPUTS, (LARGE,))) for i in (1, 2)]
+    assert stored(store) == {}
+    for step in steps:
+        with pytest.raises(Unknown):
+            store.read(step.record.id, Part.INPUTS)
+    store.discard(steps[0])
+    store.write([steps[1]])
+    assert stored(store) == {id_of(2): record(2)}
+    assert bytes(store.read(id_of(2), Part.INPUTS)) == LARGE
+    assert {path.name for path in tmp_path.glob("invocations/*")} <= {f"{id_of(2)}.inputs"}
 
 
 # --- sets -----------------------------------------------------------------------------------------
@@ -256,24 +281,29 @@ def test_a_full_disk_leaves_the_store_as_it_was(
         patched.setattr(os, "write", no_space)
         with pytest.raises(DiskFull):
             store.write([Put(record(2), Part.INPUTS, (LARGE,))])
+        with pytest.raises(DiskFull):
+            store.prepare(Put(record(2), Part.INPUTS, (LARGE,)))
     assert not list(tmp_path.glob("invocations/*"))
+    ready = store.prepare(Put(record(300), Part.INPUTS, (LARGE,)))
     store._db.execute("PRAGMA max_page_count = 1")  # type: ignore[attr-defined]  # of sqlite
     with pytest.raises(DiskFull):
         for number in range(2, 100):
-            store.write([Put(record(number), Part.INPUTS, (bytes(30_000),))])
+            store.write([ready, Put(record(number), Part.INPUTS, (bytes(30_000),))])
     store._db.execute("PRAGMA max_page_count = 1000000")  # type: ignore[attr-defined]
     store.write([Put(record(200), Part.INPUTS, (LARGE,))])
+    store.write([ready])  # its data is still there
     store.close()
     again = open_kept_store(f"sqlite:{tmp_path}")
     found = {one.id for one in again.load()}
-    assert {id_of(1), id_of(200)} <= found
+    assert {id_of(1), id_of(200), id_of(300)} <= found
     for id_ in found:
         again.read(id_, Part.INPUTS)
     again.close()
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
 def test_data_is_flushed_before_a_record_refers_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool
 ) -> None:
     store = open_kept_store(f"sqlite:{tmp_path}")
     flushed: list[str] = []
@@ -285,7 +315,8 @@ def test_data_is_flushed_before_a_record_refers_to_it(
         flush(fd)
 
     monkeypatch.setattr(os, "fsync", note)
-    store.write([Put(record(1), Part.INPUTS, (LARGE,))])
+    steps = [Put(record(1), Part.INPUTS, (LARGE,))]
+    store.write(prepared(store, steps) if ahead else steps)
     assert flushed == [f"{id_of(1)}.inputs", "invocations"]
     [mode] = store._db.execute("PRAGMA synchronous").fetchone()  # type: ignore[attr-defined]
     assert mode == 2  # FULL: each commit flushes the log
@@ -295,7 +326,17 @@ def test_data_is_flushed_before_a_record_refers_to_it(
 # --- kills ----------------------------------------------------------------------------------------
 
 _CHANGES = frozenset(
-    {"mkdir", "write", "fsync", "unlink", "execute", "executescript", "open", "ftruncate"}
+    {
+        "mkdir",
+        "write",
+        "fsync",
+        "fdatasync",
+        "unlink",
+        "execute",
+        "executescript",
+        "open",
+        "ftruncate",
+    }
 )
 
 
@@ -324,7 +365,7 @@ def model(count: int) -> tuple[dict[str, KeptRecord], dict[tuple[str, Part], byt
     memory = MemoryKeptStore()
     for batch in BATCHES[:count]:
         memory.write(batch)
-    return memory._records, memory._data
+    return memory._records, {place: bytes(data) for place, data in memory._data.items()}
 
 
 def whole(folder: Path, count: int) -> None:
@@ -341,7 +382,7 @@ def whole(folder: Path, count: int) -> None:
     opened.close()
 
 
-def rounds(root: Path) -> int:
+def rounds(root: Path, ahead: bool) -> int:
     """Kill a child at its first step, its second, and so on; return how many steps there are."""
     for step in range(1, 1000):
         folder = root / str(step)
@@ -352,7 +393,7 @@ def rounds(root: Path) -> int:
             sys.setprofile(KillAt(step))
             store = open_kept_store(f"sqlite:{folder}")
             for batch in BATCHES:
-                store.write(batch)
+                store.write(prepared(store, batch) if ahead else batch)
                 os.write(writing, b"d")
             os._exit(0)
         os.close(writing)
@@ -365,12 +406,13 @@ def rounds(root: Path) -> int:
     raise AssertionError("it never ended")
 
 
-def test_a_kill_at_every_step_loses_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
+def test_a_kill_at_every_step_loses_nothing(tmp_path: Path, ahead: bool) -> None:
     program = f"""
 import sys; sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]
 from pathlib import Path
 import test_stores
-print(test_stores.rounds(Path({str(tmp_path)!r})))
+print(test_stores.rounds(Path({str(tmp_path)!r}), {ahead}))
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert ran.returncode == 0, ran.stderr
