@@ -32,6 +32,7 @@ from dandelion.memory import (
     shared,
 )
 from dandelion.memory.context import PAGE_BYTES, DomainStats
+from dandelion.memory.joining import joined
 from dandelion.memory.lease import address_of, leased_view
 from dandelion.testing import Failing, Limited, Tracked
 
@@ -401,3 +402,11 @@ def test_large_data_of_any_layout_is_written_as_it_is(step: int) -> None:
     context = HeapDomain(1 << 20).acquire(1 << 20)
     assert bytes(context.write(0, data)) == bytes(data)
     assert bytes(context.write(0, memoryview(numbers))) == numbers.tobytes()
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (3, 0, 5), (200_000, 0, 100_000), (300_000,)])
+def test_pieces_are_joined(sizes: tuple[int, ...]) -> None:
+    pieces: list[Bytes] = [os.urandom(size) for size in sizes]
+    whole = joined(pieces)
+    assert bytes(whole) == b"".join(pieces)
+    assert not isinstance(whole, memoryview) or whole.readonly

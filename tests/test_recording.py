@@ -81,6 +81,14 @@ def test_a_recording_is_read_as_it_was_written(data: list[bytes], result: bytes)
     assert differences(made, read) == []
 
 
+def test_large_data_is_read_as_it_was_written() -> None:
+    large = [bytes([number]) * 300_000 for number in range(3)]
+    made = recording(seen(0, large[0], sets(large[1])), answer=sets(large[2]), limit_bytes=1 << 21)
+    read = decode_recording(made.encode())
+    assert read == made
+    assert sorted(bytes(blob) for blob in read.blobs.values() if len(blob) > 10) == large
+
+
 @pytest.mark.parametrize("at", [0, 5, len(MAGIC), len(MAGIC) + 40])
 def test_a_damaged_file_is_refused(at: int) -> None:
     data = bytearray(recording(seen(0, b"a", sets(b"b"))).encode())

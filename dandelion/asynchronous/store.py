@@ -18,13 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, TypeAlias
 
 import msgspec
-import numpy as np
 
 from dandelion.asynchronous.records import KeptRecord
 from dandelion.data import Bytes
 from dandelion.errors import Unknown
-
-_UNLOCKED_BYTES = 256 * 1024
+from dandelion.memory.joining import joined
 
 
 class Part(enum.Enum):
@@ -135,13 +133,13 @@ class MemoryKeptStore(KeptStore):
             record = step.record
             self._records[record.id] = record
             if step.part is not None:
-                data = step.chunks[0] if step.is_prepared else _joined(step.chunks)
+                data = step.chunks[0] if step.is_prepared else joined(step.chunks)
                 self._data[record.id, step.part] = data
             if record.state.has_ended:
                 self._data.pop((record.id, Part.INPUTS), None)
 
     def prepare(self, step: Put) -> Put:
-        return msgspec.structs.replace(step, chunks=(_joined(step.chunks),), is_prepared=True)
+        return msgspec.structs.replace(step, chunks=(joined(step.chunks),), is_prepared=True)
 
     def read(self, id_: str, part: Part) -> Bytes:
         data = self._data.get((id_, part))
@@ -151,19 +149,6 @@ class MemoryKeptStore(KeptStore):
 
     def close(self) -> None:
         pass
-
-
-def _joined(chunks: Sequence[Bytes]) -> Bytes:
-    """Join data; if it is large, without the interpreter's lock."""
-    size = sum(map(len, chunks))
-    if size < _UNLOCKED_BYTES:
-        return b"".join(chunks)
-    whole = np.empty(size, np.uint8)
-    end = 0
-    for chunk in chunks:
-        start, end = end, end + len(chunk)
-        np.copyto(whole[start:end], np.frombuffer(chunk, np.uint8))
-    return whole.data.toreadonly()
 
 
 def open_kept_store(catalog: str) -> KeptStore:

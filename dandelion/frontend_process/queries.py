@@ -129,7 +129,7 @@ class Queries:
             return self._node.compare(whole, tenant=query.tenant)
         return self._node.register(whole, tenant=query.tenant)
 
-    def _record(self, query: RecordInvocation, sets: Bytes) -> bytes:
+    def _record(self, query: RecordInvocation, sets: Bytes) -> Bytes:
         given = {
             one.name: ItemSet(
                 one.name,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Never
 
-from dandelion.data import ItemSet, Sets, Value
+from dandelion.data import Bytes, ItemSet, Sets, Value
 from dandelion.documents import Named, name_of
 from dandelion.driver import InstanceSets
 from dandelion.errors import Cancelled, CapacityError, DandelionError, QuotaExceeded
@@ -157,7 +157,7 @@ class Invoking:
         deadline_s: float | None = None,
         tenant: str = DEFAULT_TENANT,
         limit_bytes: int = RECORDING_LIMIT_BYTES,
-    ) -> bytes:
+    ) -> Bytes:
         """Invoke with sets, and record the invocation: code, inputs, calls, and the result.
 
         Functions are called one by one, also those that `fuse` would join. A failure of the

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dandelion.data import Bytes
 from dandelion.errors import ErrorRecord
 from dandelion.recording.records import (
     RecordedCall,
@@ -143,7 +144,7 @@ def _outcome(error: ErrorRecord | None) -> str:
     return "a result" if error is None else error.message
 
 
-def _data(old: bytes, new: bytes, dtype: str | None) -> str:
+def _data(old: Bytes, new: Bytes, dtype: str | None) -> str:
     """Say how much of the data differs, and for arrays by how much at most."""
     if dtype is None:
         a, b = (np.frombuffer(data, np.uint8) for data in (old, new))

@@ -120,7 +120,7 @@ class InvocationRecorder:
         seen = self._calls.values()
         last = {call.instance: call for call in seen}
         calls = [c for c in seen if c.function.kind == "io" or last[c.instance] is c]
-        blobs: dict[Digest, bytes] = {}
+        blobs: dict[Digest, memoryview] = {}
         return Recording(
             name,
             invocation,
@@ -142,11 +142,11 @@ def _size_of(sets: InstanceSets) -> int:
     return sum([s.size_bytes for s in sets if s is not None])
 
 
-def _sets(sets: InstanceSets, blobs: dict[Digest, bytes]) -> RecordedSets:
+def _sets(sets: InstanceSets, blobs: dict[Digest, memoryview]) -> RecordedSets:
     return tuple([recorded_set(s, blobs) for s in sets])
 
 
-def _recorded(call: SeenCall, started_ns: int, blobs: dict[Digest, bytes]) -> RecordedCall:
+def _recorded(call: SeenCall, started_ns: int, blobs: dict[Digest, memoryview]) -> RecordedCall:
     return RecordedCall(
         call.function.name,
         call.application,

@@ -6,6 +6,7 @@ what several calls read is stored once.
 
 from __future__ import annotations
 
+import struct
 from typing import TypeAlias
 
 import msgspec
@@ -14,6 +15,7 @@ from dandelion.data import Bytes, Item, ItemSet, Origin
 from dandelion.documents import RegistrationDocument
 from dandelion.errors import ErrorRecord, InvalidInput
 from dandelion.function import Digest, FunctionSpec, digest_of
+from dandelion.memory.joining import joined
 
 MAGIC = b"dandelion recording 1\n"
 
@@ -108,13 +110,25 @@ class Recording(msgspec.Struct, frozen=True):
     outputs: RecordedSets | None
     error: ErrorRecord | None
     calls: tuple[RecordedCall, ...]
-    blobs: dict[Digest, bytes]
+    blobs: dict[Digest, memoryview]
     omitted_calls: int = 0
     partitioning: str = "auto"
 
-    def encode(self) -> bytes:
-        """Write the file."""
-        return MAGIC + _encoder.encode(self)
+    def encode(self) -> Bytes:
+        """Write the file. Large data is copied once, without the interpreter's lock."""
+        pieces: list[Bytes] = [MAGIC]
+        text = bytearray([_SHORT_MAP_BYTE + len(self.__struct_fields__)])
+        for name in self.__struct_fields__:
+            text += _encoder.encode(name)
+            if name != "blobs":
+                text += _encoder.encode(getattr(self, name))
+                continue
+            text += _LONG.pack(_MAP_BYTE, len(self.blobs))
+            for digest, blob in self.blobs.items():
+                text += _encoder.encode(digest) + _LONG.pack(_BYTES_BYTE, len(blob))
+                pieces += (bytes(text), blob)
+                text.clear()
+        return joined([*pieces, bytes(text)])
 
     def restored(self, recorded: RecordedSet | None) -> ItemSet | None:
         """Make a set of this recording, with its data.
@@ -135,6 +149,10 @@ class Recording(msgspec.Struct, frozen=True):
         return Item(recorded.name, recorded.key, data, recorded.dtype, recorded.shape)
 
 
+_SHORT_MAP_BYTE = 0x80  # MessagePack: a map; the number of its pairs, up to 15, is added
+_LONG = struct.Struct(">BI")
+_MAP_BYTE = 0xDF  # a map, whose number of pairs follows in four bytes
+_BYTES_BYTE = 0xC6  # bytes, likewise
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Recording)
 _identities = msgspec.msgpack.Encoder()
@@ -178,7 +196,7 @@ def _is_whole(recording: Recording) -> bool:
 
 
 def recorded_set(
-    given: ItemSet | None, blobs: dict[Digest, bytes] | None = None
+    given: ItemSet | None, blobs: dict[Digest, memoryview] | None = None
 ) -> RecordedSet | None:
     """Write a set down; its data is added to `blobs`, if they are given."""
     if given is None:
@@ -187,7 +205,7 @@ def recorded_set(
     for item in given.items:
         digest = digest_of(item.data)
         if blobs is not None and digest not in blobs:
-            blobs[digest] = item.bytes()
+            blobs[digest] = memoryview(item.data).cast("B")
         items.append(RecordedItem(item.name, item.key, digest, item.dtype, item.shape))
     return RecordedSet(given.name, tuple(items), given.dtype, given.shape)
 
