@@ -13,13 +13,16 @@ import shlex
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from glob import glob
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 COMPILED = (
     "dandelion/backends/gpu/adaptive_wait.py",
@@ -166,4 +169,19 @@ def extension_modules() -> list[Extension]:
         )  # fmt: skip
 
 
-setup(ext_modules=extension_modules())
+class ParallelBuild(build_ext):
+    """Compile several files of C at a time; setuptools does that for extension modules only."""
+
+    def build_extensions(self) -> None:
+        compile_in_turn = self.compiler.compile
+
+        def compile_all(sources: Sequence[str], **options: Any) -> list[str]:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                done = pool.map(lambda source: compile_in_turn([source], **options), sources)
+                return [path for objects in done for path in objects]
+
+        self.compiler.compile = compile_all
+        super().build_extensions()
+
+
+setup(ext_modules=extension_modules(), cmdclass={"build_ext": ParallelBuild})
