@@ -27,6 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
         names = ", ".join(path.name for path in outdated)
         raise pytest.UsageError(f"older than their sources: {names}; {extension_modules.REMEDY}")
     os.environ["DANDELION_CATALOG"] = "memory:"
+    # Each further thread of OpenBLAS computes for 100 ms after numpy is imported, before it sleeps.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if not hasattr(config, "workerinput"):  # workers inherit it
         caches = tempfile.mkdtemp(prefix="dandelion-tests-")
         os.environ["XDG_CACHE_HOME"] = caches
