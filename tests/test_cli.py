@@ -108,7 +108,7 @@ def test_what_can_be_registered(remote: Command, tmp_path: Path, kind: str) -> N
     [
         ("x.txt", "", 1, "cannot be registered"),
         ("x.py", "pass", 1, "nothing to register; put @dandelion.function"),
-        ("x.py", "def document(): return 3", 1, "returned a int"),
+        ("x.py", "def document(): return 3", 1, "returned an int"),
         ("x.py", "def", 1, "cannot be loaded"),
         ("x.py", "import no_such_module_here", 1, "cannot be loaded"),
         ("x.py", "import sys\nsys.exit(3)", 1, "line 2"),
