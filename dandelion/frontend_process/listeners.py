@@ -14,7 +14,8 @@ chooses one for each new connection by a hash of both addresses. What was weighe
 A socket that its process alone holds would lose the connections in its queue when the process is
 killed. Here the node opens all of them and keeps them open: the queue survives, and the process
 that takes the place of the killed one finds it. Until then one in N new connections waits. If none
-can be started, the socket is closed, and the others get its connections.
+can be started, the socket is closed, and the others get its connections. One that is opened again
+then listens only when its process is ready, so a further failure loses none.
 
 A second program that asks for the port must be refused, also where the same user runs it. So the
 first socket is bound without SO_REUSEPORT, which is set before the others are bound: the kernel
@@ -43,7 +44,9 @@ def bind_several(host: str, port: int, count: int, settings: Settings) -> list[s
     try:
         first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         address = first.getsockname()
-        opened.extend(bind_another(first.family, address) for _ in range(count - 1))
+        for _ in range(count - 1):
+            opened.append(bind_another(first.family, address))
+            opened[-1].listen(BACKLOG)
     except OSError as error:
         for one in opened:
             one.close()
@@ -52,7 +55,7 @@ def bind_several(host: str, port: int, count: int, settings: Settings) -> list[s
 
 
 def bind_another(family: int, address: tuple[Any, ...]) -> socket.socket:
-    """Open one more listening socket on the port of others.
+    """Open one more socket on the port of others. It gets no connections before it listens.
 
     Raises:
         OSError: the system refuses it.
@@ -62,7 +65,6 @@ def bind_another(family: int, address: tuple[Any, ...]) -> socket.socket:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         one.bind(address)
-        one.listen(BACKLOG)
     except OSError:
         one.close()
         raise

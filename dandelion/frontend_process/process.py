@@ -23,6 +23,7 @@ from dandelion.errors import DandelionError
 from dandelion.frontend.collector import Collector
 from dandelion.frontend.descriptors import reserve_descriptors
 from dandelion.frontend.guard import Guard
+from dandelion.frontend.listener import BACKLOG
 from dandelion.frontend.logs import log_to_stderr
 from dandelion.frontend.server import make_server
 from dandelion.frontend_process.link import Link
@@ -69,7 +70,7 @@ class Frontend:
 
     Args:
         peer: the socket to the node.
-        listener: a listening socket.
+        listener: a socket that is bound; it may listen already.
         arena: of the node.
         arena_descriptors: what processes that are given the arena inherit.
     """
@@ -137,6 +138,7 @@ class Frontend:
 
     async def run(self, server: Any) -> None:
         """Run what `make` made, until it was stopped and its requests have ended."""
+        self.listener.listen(BACKLOG)  # one that was opened again does not listen before
         await server.serve([self.listener])
 
     def _received(self, messages: list[FromNode]) -> None:

@@ -252,7 +252,7 @@ class Supervisor:
     def _start(self, place: _Place) -> None:
         place.start = None
         try:
-            if place.listener.fileno() < 0:
+            if place.listener.fileno() < 0:  # the process listens when it is ready
                 place.listener = bind_another(place.listener.family, self.address)
             place.process, pidfd, ours, lifeline = self._spawned(place)
         except OSError as error:
