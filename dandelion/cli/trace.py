@@ -35,8 +35,7 @@ def _show(trace: dict[str, Any], out: Output) -> None:
     events = trace["traceEvents"]
     tracks = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
     spans = [e for e in events if e["ph"] == "X"]
-    stages = [e for e in spans if tracks[e["tid"]].endswith(STAGES)]
-    spans = [e for e in spans if not tracks[e["tid"]].endswith(STAGES)]
+    calls = _with_stages(spans, tracks)
     whole_us = max(1.0, max(e["ts"] + e["dur"] for e in spans))
     rows = [
         (
@@ -45,29 +44,41 @@ def _show(trace: dict[str, Any], out: Output) -> None:
             f"{e['ts'] / 1000:.3f}",
             f"{e['dur'] / 1000:.3f}",
             _bar(e["ts"] / whole_us, e["dur"] / whole_us),
-            _stages_of(e, tracks[e["tid"]] + STAGES, stages, tracks),
+            _stages_of(e, stages),
         )
-        for e in sorted(spans, key=lambda e: e["ts"])[:_LIMIT]
+        for e, stages in sorted(calls, key=lambda pair: pair[0]["ts"])[:_LIMIT]
     ]
     out.table(("what", "where", "at ms", "for ms", "time", "of that, ms"), rows)
-    left = len(spans) - len(rows) + trace["otherData"].get("left_out", 0)
+    left = len(calls) - len(rows) + trace["otherData"].get("left_out", 0)
     if left > 0:
         out.line(f"{left} more are not shown")
     out.line(f"outcome: {trace['otherData']['outcome']}")
 
 
-def _stages_of(
-    call: dict[str, Any], track: str, stages: list[dict[str, Any]], tracks: dict[int, str]
-) -> str:
+def _with_stages(
+    spans: list[dict[str, Any]], tracks: dict[int, str]
+) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Give each call its stages, which follow it in a trace.
+
+    Their times do not show it: an engine gets its next call while one is running, and the calls of
+    a batch run at the same time.
+    """
+    calls: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
+    for span in spans:
+        if tracks[span["tid"]].endswith(STAGES):
+            calls[-1][1].append(span)
+        else:
+            calls.append((span, []))
+    return calls
+
+
+def _stages_of(call: dict[str, Any], stages: list[dict[str, Any]]) -> str:
     """List the stages of a call, in their order; one that took little is left out."""
-    end = call["ts"] + call["dur"]
-    found = [
+    return ", ".join(
         f"{stage['name']} {stage['dur'] / 1000:.3g}"
         for stage in stages
-        if tracks[stage["tid"]] == track and call["ts"] <= stage["ts"] < end
         if stage["dur"] >= _LEAST_PART * call["dur"]
-    ]
-    return ", ".join(found)
+    )
 
 
 def _bar(start: float, part: float) -> str:
