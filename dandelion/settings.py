@@ -10,7 +10,7 @@ from typing import Annotated, Any, SupportsIndex
 import msgspec
 
 from dandelion.errors import InvalidInput, nearest
-from dandelion.errors.misfits import misfit, misfit_text
+from dandelion.errors.misfits import misfit, misfit_text, named_type
 from dandelion.function import Limits
 from dandelion.sizes import parse_size
 from dandelion.trace_context import Tracing
@@ -352,6 +352,9 @@ def checked_settings(settings: Settings) -> Settings:
     Raises:
         InvalidInput: a value has the wrong type, or is out of range.
     """
+    if not isinstance(settings, Settings):
+        hint = "give dd.Settings(...); for a node that runs elsewhere use dd.Client(URL)"
+        raise InvalidInput("settings", f"{named_type(settings)} is no Settings", hint)
     try:
         values = _plain(settings)
         for name, value in values.items():

@@ -49,6 +49,11 @@ def test_what_is_not_valid_is_named(given: dict[str, Any], where: str, message: 
     assert message in str(caught.value)
 
 
+def test_an_address_is_no_settings() -> None:
+    with pytest.raises(InvalidInput, match=r"a str is no Settings.*dd\.Client\(URL\)"):
+        dd.Node("http://127.0.0.1:8080")  # type: ignore[arg-type]
+
+
 def test_they_may_be_written_as_in_a_file(tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "backends": ["null"],
