@@ -15,6 +15,7 @@ import numpy as np
 from dandelion.arrays import Array, Shape, checked_type
 from dandelion.data import Bytes, Item
 from dandelion.errors import InvalidInput
+from dandelion.errors.misfits import named_type
 
 _Binary: TypeAlias = bytes  # in the class below, ``bytes`` is the method
 _Other = TypeVar("_Other")
@@ -93,3 +94,19 @@ def read_if_path(where: str, given: Path | _Other) -> _Binary | _Other:
         hint = "" if given.is_absolute() else f"write Path(__file__).parent / '{given}'"
         shown = f"{given} in {Path.cwd()}" if hint else str(given)
         raise InvalidInput(where, f"{shown}: {error.strerror}", hint) from None
+
+
+def file_bytes(where: str, given: Path | Bytes) -> _Binary:
+    """Return bytes, or those of the file of a path.
+
+    Raises:
+        InvalidInput: at `where`: it is neither, or the file cannot be read.
+    """
+    found: object = read_if_path(where, given)
+    if isinstance(found, str):
+        hint = f"give Path({found[:60]!r}), or the content as bytes"
+        raise InvalidInput(where, "a text could be a path or a content", hint)
+    if not isinstance(found, _Binary | bytearray | memoryview):
+        message = f"{named_type(found)} is not the content of a file"
+        raise InvalidInput(where, message, "give bytes, or the Path of a file")
+    return _Binary(found)

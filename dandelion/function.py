@@ -83,6 +83,10 @@ class Batching(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     wait_s: float = 0.0
     rows: int | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.inputs, str):  # a program gave one name alone
+            msgspec.structs.force_setattr(self, "inputs", (self.inputs,))
+
 
 class CodeObject(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One way to run a function.

@@ -32,6 +32,14 @@ from tests.blueprint_spellings import (
 )
 
 
+def test_one_name_may_be_given_without_a_list() -> None:
+    alone = bp.Blueprint("image", weights="filters", outputs="scores", modules="conv.c")
+    listed = bp.Blueprint(["image"], weights=["filters"], outputs=["scores"], modules=["conv.c"])
+    for blueprint in (alone, listed):
+        blueprint.buffer("scores", like="image")
+    assert alone.json() == listed.json()
+
+
 def built() -> bp.GpuConfig:
     blueprint = bp.Blueprint(inputs=["cfg", "A"], modules=["lib.cl"])
     result = blueprint.buffer("B", like="A")

@@ -105,6 +105,35 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         _ = dd.function(files={"a": Path("no")})(identity).document
 
 
+def test_what_is_no_content_of_a_file_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"identity\.files\.a: a text .*give Path\('stop.txt'\)"):
+        _ = dd.function(files={"a": "stop.txt"})(identity).document  # type: ignore[dict-item]
+    with pytest.raises(InvalidInput, match=r"identity\.files\.a: an int .*Path"):
+        _ = dd.function(files={"a": 5})(identity).document  # type: ignore[dict-item]
+    with pytest.raises(InvalidInput, match=r"f\.blueprint: it is a dict; give json"):
+        dd.gpu_function("f", {}, inputs=["x"], outputs=["y"])  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"f\.blueprint: an int .*Path"):
+        dd.gpu_function("f", 5, inputs=["x"], outputs=["y"])  # type: ignore[arg-type]
+    files: Any = {"k.c": 5}  # once five zero bytes
+    with pytest.raises(InvalidInput, match=r"f\.files\.k\.c: an int .*Path"):
+        dd.gpu_function("f", "{}", inputs=["x"], outputs=["y"], files=files)
+
+
+@pytest.mark.parametrize("source", [len, 5])
+def test_what_has_no_source_is_refused(source: Any) -> None:
+    with pytest.raises(InvalidInput, match="source: "):
+        dd.python_function(source, name="f", outputs=["y"])
+
+
+def test_one_set_may_be_given_without_a_list() -> None:
+    made = dd.gpu_function("f", "{}", inputs="image: float32[?]", outputs="scores")
+    assert made == dd.gpu_function("f", "{}", inputs=["image: float32[?]"], outputs=["scores"])
+    text = "def f(page): return 1"
+    made = dd.python_function(text, name="f", inputs="page", outputs="size")
+    assert made == dd.python_function(text, name="f", inputs=["page"], outputs=["size"])
+    assert dd.Batching("image") == dd.Batching(("image",))
+
+
 def identity(x: int) -> int:
     return x
 

@@ -22,7 +22,7 @@ import msgspec
 from dandelion.attached_files import attached
 from dandelion.call_values import FILES, arguments
 from dandelion.capture import Captured, Roles, capture, place_of
-from dandelion.contents import read_if_path
+from dandelion.contents import file_bytes
 from dandelion.data import ItemSet, SetSpec, Value
 from dandelion.dataflow.draft import is_drafting, user_place
 from dandelion.dataflow.dsl import RESULT, FunctionHandle, composition
@@ -147,7 +147,7 @@ class PythonFunction(FunctionHandle):
 
     def _files(self) -> dict[str, bytes]:
         given = self._options.files
-        return {n: bytes(read_if_path(f"{self.name}.files.{n}", f)) for n, f in given.items()}
+        return {n: file_bytes(f"{self.name}.files.{n}", f) for n, f in given.items()}
 
     def _static_arguments(self) -> dict[str, Any]:
         """Return the values of static sets, as a call in a sandbox has them."""

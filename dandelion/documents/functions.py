@@ -16,10 +16,11 @@ from dandelion.contents import (
     ItemContent,
     ItemContentLike,
     content,
+    file_bytes,
     item_content,
     read_if_path,
 )
-from dandelion.data import Item, SetSpec, Value
+from dandelion.data import Bytes, Item, SetSpec, Value
 from dandelion.documents.records import (
     CodeDocument,
     FunctionDocument,
@@ -29,6 +30,7 @@ from dandelion.documents.records import (
     set_spec,
 )
 from dandelion.errors import InvalidInput
+from dandelion.errors.misfits import named_type
 from dandelion.function import Batching
 from dandelion.set_values import is_json, item_set
 
@@ -72,22 +74,22 @@ def python_function(
         secrets: names of secrets of the node, by the input set that each fills.
         packages: requirements of Python packages that the node prepares at registration.
     """
-    inputs = None if inputs is None else tuple(inputs)
+    inputs = None if inputs is None else _sets(inputs)
     if callable(source):
-        text = textwrap.dedent(inspect.getsource(source))
+        text = _source_of(source)
         entry = entry or source.__name__
         if inputs is None:
             inputs = tuple(inspect.signature(source).parameters)
     else:
-        text = source if isinstance(source, str) else read_if_path("source", source).decode()
+        text = source if isinstance(source, str) else file_bytes("source", source).decode()
     name = name or entry
     if name is None:
         raise InvalidInput("name", "a function given as text needs a name", "give name=...")
     options = {"entry": entry or name} | ({"imports": ",".join(imports)} if imports else {})
     return FunctionDocument(
         name=name,
-        inputs=tuple(inputs or ()),
-        outputs=tuple(outputs),
+        inputs=inputs or (),
+        outputs=_sets(outputs),
         static=static_contents(static, inputs or ()),
         limits=limits_of(limits, f"{name}.limits"),
         code=(CodeDocument("python", text, options=options, packages=as_texts(packages)),),
@@ -121,18 +123,20 @@ def gpu_function(
         limits: what one instance may use; a `Limits` or its fields, sizes also as ``"128MiB"``.
         batching: how waiting calls are joined.
     """
-    inputs = tuple(inputs)
-    if not isinstance(blueprint, str | bytes | Path):
+    inputs = _sets(inputs)
+    if isinstance(blueprint, Mapping):
+        raise InvalidInput(f"{name}.blueprint", "it is a dict", "give json.dumps(...) of it")
+    if hasattr(blueprint, "json"):
         blueprint = blueprint.json()
-    main = content(read_if_path(f"{name}.blueprint", blueprint))
+    main = _file(f"{name}.blueprint", blueprint)
     read: dict[str, ContentLike] = {
-        n: content(read_if_path(f"{name}.files.{n}", f)) for n, f in (files or {}).items()
+        n: _file(f"{name}.files.{n}", f) for n, f in (files or {}).items()
     }
     return FunctionDocument(
         name=name,
-        inputs=tuple(inputs),
-        outputs=tuple(outputs),
-        static=static_contents(static, inputs or ()),
+        inputs=inputs,
+        outputs=_sets(outputs),
+        static=static_contents(static, inputs),
         limits=limits_of(limits, f"{name}.limits"),
         code=(CodeDocument("blueprint", main, read),),
         batching=batching,
@@ -173,3 +177,36 @@ def _as_content(item: Item) -> ItemContent:
 def as_texts(given: Iterable[str] | str) -> tuple[str, ...]:
     """Return texts as a tuple; one text alone is one of them."""
     return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _sets(given: Iterable[SetLike]) -> tuple[SetLike, ...]:
+    """Return declarations of sets as a tuple; one text alone is one of them."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _source_of(function: Callable[..., Any]) -> str:
+    """Return the source of a function.
+
+    Raises:
+        InvalidInput: it has none that can be read.
+    """
+    try:
+        return textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):
+        message = f"the source of {function!r:.60} cannot be read"
+        hint = "give a function that a file defines with def, or the text of a module"
+        raise InvalidInput("source", message, hint) from None
+
+
+def _file(where: str, given: ContentLike | Bytes | Path) -> Content:
+    """Return the content of a file that is given as text, bytes or its path.
+
+    Raises:
+        InvalidInput: at `where`: it is none of these, or the file cannot be read.
+    """
+    if isinstance(given, Content | str | bytes | bytearray | memoryview):
+        return content(given)
+    if isinstance(given, Path):
+        return content(read_if_path(where, given))
+    hint = "give text, bytes or a Path"
+    raise InvalidInput(where, f"{named_type(given)} is not the content of a file", hint)
