@@ -142,7 +142,7 @@ def test_invoke(remote: Command, tmp_path: Path) -> None:
     assert '{"k":[1,null]}' in remote("invoke", "echo", 'a:={"n": {"k": [1, null]}}')[1]
     assert "1, 2, 3, 4" in remote("invoke", "matrix", "m:=[[1,2],[3,4]]")[1]
     reply = json.loads(remote("invoke", "echo", "a=p", "a=q", f"a=@{data}", "--json")[1])
-    assert [i["name"] for i in reply["sets"]["b"]] == ["a", "a", "data.bin"]
+    assert [i["name"] for i in reply["sets"]["b"]] == ["0", "1", "data.bin"]
     assert remote("invoke", "echo", "a=plain text", "--raw")[1] == "plain text"
     target = tmp_path / "out"
     assert remote("invoke", "pair", "left=L", "right=R", "--set", "right", "-o", target)[0] == 0

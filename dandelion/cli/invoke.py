@@ -62,31 +62,29 @@ def show_result(arguments: Arguments, out: Output, id_: str, result: Sets) -> No
 def read_sets(arguments: Iterable[str]) -> dict[str, Any]:
     """Read ``set=text``, ``set=@file`` and ``set:=json``.
 
-    A set that is named more than once has an item for each; files give their names to the items.
+    A set that is named more than once has an item for each. Files give their names to the items,
+    and several texts are numbered, as the elements of a list are in requests.
 
     Raises:
         WrongUsage: an argument is of another form, or its JSON is broken.
         OSError: a file cannot be read.
     """
-    sets: dict[str, Any] = {}
+    plain: dict[str, Plain] = {}
+    items: dict[str, list[Item | bytes]] = {}
     for argument in arguments:
         left, equals, value = argument.partition("=")
         if not equals or not left.rstrip(":"):
             raise WrongUsage(f"'{argument}'", "not SET=VALUE", "write set=text or set=@file")
         name = left.removesuffix(":")
-        if left.endswith(":"):
-            made: Any = _json(name, value)
-        elif value.startswith("@"):
-            made = _file(value[1:])
-        else:
-            made = Item(name, 0, value.encode("utf-8", "surrogateescape"))
-        if name not in sets:
-            sets[name] = made
-        elif isinstance(made, Plain) or isinstance(sets[name], Plain):
+        if name in plain or (name in items and left.endswith(":")):
             raise WrongUsage(f"sets.{name}", "give a JSON set only once, as a list")
+        if left.endswith(":"):
+            plain[name] = _json(name, value)
+        elif value.startswith("@"):
+            items.setdefault(name, []).append(_file(value[1:]))
         else:
-            sets[name] = [*_several(sets[name]), made]
-    return sets
+            items.setdefault(name, []).append(value.encode("utf-8", "surrogateescape"))
+    return {**plain, **{name: _named(name, given) for name, given in items.items()}}
 
 
 def check_numbers(arguments: Iterable[str], inputs: Callable[[], Iterable[SetSpec]]) -> None:
@@ -145,8 +143,14 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _several(value: Any) -> list[Item]:
-    return value if isinstance(value, list) else [value]
+def _named(name: str, given: list[Item | bytes]) -> Item | list[Item]:
+    if len(given) == 1:
+        return _item(name, given[0])
+    return [_item(str(number), item) for number, item in enumerate(given)]
+
+
+def _item(name: str, given: Item | bytes) -> Item:
+    return given if isinstance(given, Item) else Item(name, 0, given)
 
 
 def _file(name: str) -> Item:
