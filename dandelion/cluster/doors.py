@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -49,7 +50,13 @@ def bound_socket(listen: str) -> socket.socket:
         opened.listen(128)
     except OSError as error:
         opened.close()
-        raise InvalidInput("cluster_listen", f"{listen}: {error.strerror or error}") from None
+        message = f"cannot listen on {listen}: {error.strerror or error}"
+        hint = ""
+        if error.errno == errno.EADDRINUSE:
+            hint = (
+                "another program, perhaps another node, listens there; end it, or give another port"
+            )
+        raise InvalidInput("cluster_listen", message, hint) from None
     opened.setblocking(False)
     return opened
 
@@ -185,7 +192,8 @@ class Door:
         if message.expected != self._side.name:
             return f"this node is {self._side.name}, not {message.expected}"
         if message.voters != self._side.voters:
-            return f"this node has the peers {', '.join(self._side.voters)}; all need the same list"
+            own, other = _kept_by(self._side.voters), _kept_by(message.voters)
+            return f"{self._side.name} has {own}, the other node {other}; all nodes need the same"
         if message.node == self._side.name:
             return "it has the name of this node"
         key = (message.node, message.link)
@@ -321,3 +329,9 @@ def _no_data(message: Message, size: int) -> memoryview:
 
 def _heap(message: Message, size: int) -> memoryview:
     return memoryview(bytearray(size))
+
+
+def _kept_by(voters: Sequence[str]) -> str:
+    """Say what keeps a catalogue: the peers, or a store that takes their place."""
+    listed = ", ".join(voters)
+    return f"the {listed}" if listed.startswith("store ") else f"the peers {listed}"

@@ -169,6 +169,17 @@ def test_joins_that_do_not_fit_are_refused(node: Node, given: dict[str, object])
     still_works(node)
 
 
+def test_a_refusal_names_the_peers_or_the_store_of_both(node: Node) -> None:
+    with Peer(node) as peer:
+        peer.shake()
+        answer = peer.join(voters=("store folder:/shared",))
+        assert isinstance(answer, Refuse)
+        info = node.cluster()
+        assert info is not None
+        own = f"{info.node} has the peers {info.node}"
+        assert answer.reason.startswith(f"{own}, the other node the store folder:/shared;")
+
+
 def test_a_link_has_one_connection_for_data(node: Node) -> None:
     with Peer(node) as control, Peer(node) as data, Peer(node) as other:
         for peer in (control, data, other):

@@ -201,6 +201,14 @@ def test_a_name_that_others_cannot_reach_is_refused(
     ClusterSettings(listen, SECRET, "node.example.org:7077")
 
 
+def test_an_address_in_use_is_refused_with_advice() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(InvalidInput, match=f"{address}: .* in use; another program") as caught:
+            Cluster(ClusterSettings(address, SECRET))
+    assert caught.value.where == "cluster_listen"
+
+
 def test_nodes_with_other_voters_do_not_mix() -> None:
     first, second = free_addresses(2)
     one = Cluster(ClusterSettings(first, SECRET, peers=(first,)))
