@@ -148,8 +148,10 @@ class KeptTakeover:
             return
         finally:
             self._taking.discard(journal)
-        self.count += len(records)
-        log.warning("this node goes on with %d invocations of %s", len(records), journal)
+        ahead = sum(not record.state.has_ended for record in records)
+        self.count += ahead
+        if ahead:
+            log.warning("this node goes on with the invocations of %s: %d", journal, ahead)
         self._adopt(records, node_of(journal) != self._name)
 
     async def _prepare(

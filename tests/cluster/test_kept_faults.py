@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from dandelion.asynchronous.records import KeptMark, KeptRecord, KeptRequest
+from dandelion.asynchronous.records import KeptMark, KeptRecord, KeptRequest, KeptState
 from dandelion.asynchronous.store import (
     Drop,
     MemoryKeptStore,
@@ -233,6 +233,36 @@ def test_a_name_that_comes_after_the_takeover_is_no_failure(
         wait_until(lambda: list_all(again) == [made.id])
         assert text_of(again.submitted(made.id).result(20)["y"]) == "one"
     assert not missing
+
+
+def test_invocations_that_had_ended_are_not_counted_as_taken_over(tmp_path: Path) -> None:
+    gate = Gate()
+    gate.opened.set()
+    catalog = f"sqlite:{tmp_path / 'store'}"
+
+    def node() -> Node:
+        cluster = Cluster(ClusterSettings("127.0.0.1:0", SECRET))
+        return Node(settings(catalog=catalog), [scripted(gate.run)], cluster)
+
+    with node() as first:
+        first.register(function("work"))
+    ended, waiting = "0" * 32, "1" * 32
+    store = open_kept_store(catalog)
+    for step, (id_, state) in enumerate(
+        [(ended, KeptState.CANCELLED), (waiting, KeptState.WAITING)]
+    ):
+        mark = KeptMark("10.0.0.9:1#life#1", (0, "10.0.0.9:1#life"), step, "data")
+        request = KeptRequest(name="work")
+        record = KeptRecord(id=id_, tenant="default", request=request, state=state, mark=mark)
+        sets = encode_sets({"x": ItemSet("x", (Item("a", 0, b"one"),))})
+        store.write([Put(record, Part.INPUTS, sets) if id_ == waiting else Put(record)])
+    store.close()
+    with node() as again:
+        wait_until(lambda: sorted(list_all(again)) == [ended, waiting])
+        assert text_of(again.submitted(waiting).result(20)["y"]) == "one"
+        info = again.cluster()
+        assert info is not None
+        assert info.taken_over == 1
 
 
 def test_a_node_that_takes_over_makes_a_limited_number_of_tenants(
