@@ -203,5 +203,7 @@ def _targets(targets: ItemSet, options: tuple[str, ...]) -> Callable[[Item], Sto
 
 def _unknown(name: str, tenant: str, stores: Mapping[str, OpenStore[C]]) -> str:
     known = sorted(n for n, store in stores.items() if store.settings.visible_to(tenant))
-    listed = f"; it may use {', '.join(known)}" if known else "; it may use none"
-    return f"tenant '{tenant}' has no store '{name[:_SHOWN]}'{listed}"
+    missing = f"tenant '{tenant}' has no store '{name[:_SHOWN]}'"
+    if known:
+        return f"{missing}; it may use {', '.join(known)}"
+    return f"{missing}; it may use none; the operator allows it with the store's option 'tenants'"

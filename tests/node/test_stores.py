@@ -214,6 +214,7 @@ def test_tenants_through_a_node(services: tuple[str, Path, Path]) -> None:
             node.invoke("S3Get", requests=request)
         assert isinstance(root(caught.value), RequestRefused)
         assert "tenant 'default' has no store 'pictures'; it may use none" in str(caught.value)
+        assert "option 'tenants'" in str(caught.value)
 
 
 def root(error: BaseException) -> BaseException:
