@@ -253,6 +253,8 @@ def test_deploy_shows_changes_and_takes_them_back(command: Command, app: Path, u
     assert {change for change, _ in changes("--dry-run").values()} == {"new"}
     assert deploy()[0] == 0
     assert {change for change, _ in changes().values()} == {"same"}
+    code, out, _ = command("deploy", app, "--url", url)
+    assert (code, out.splitlines()[-1]) == (0, f"nothing to deploy: {url} has all of it already")
     app.write_text(app.read_text().replace("lower()", "upper()"))
     assert changes("--dry-run")["count"] == ("changed", [])
     assert deploy()[0] == 0

@@ -17,5 +17,5 @@ def run(arguments: Arguments, out: Output) -> int:
         return 0
     for view in views:
         done = "forgotten" if view.state.has_ended else "is being cancelled"
-        out.line(f"{view.id} {done}; it was {view.state.value}")
+        out.line(f"{view.id} {done}; its state was {view.state.value}")
     return 0

@@ -70,6 +70,8 @@ def run(arguments: Arguments, out: Output) -> int:
         if not changed or arguments.dry_run:
             if out.as_json:
                 out.document({"changes": changes, "registered": []})
+            elif not changed:
+                out.line(f"nothing to deploy: {client.url} has all of it already")
             return 0
         if any(change.breaking for change in changed) and not (arguments.yes or _agrees()):
             out.failure("nothing was registered; deploy with --yes to change it all the same")

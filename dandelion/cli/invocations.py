@@ -38,7 +38,7 @@ def run(arguments: Arguments, out: Output) -> int:
         progress = view.progress
         out.line(
             f"{progress.applications_ended} of {progress.applications} applications, "
-            f"{progress.instances_ended} instances ended, {progress.instances_in_flight} run"
+            f"instances: {progress.instances_ended} ended, {progress.instances_in_flight} running"
         )
     if view.error is not None:
         out.line(str(from_record(view.error)))
@@ -81,11 +81,12 @@ def _text(event: KeptEvent) -> str:
     if event.progress is not None:
         progress = event.progress
         parts.append(f"{progress.applications_ended}/{progress.applications} applications")
-        parts.append(f"{progress.instances_ended} instances, {progress.instances_in_flight} run")
+        ended, running = progress.instances_ended, progress.instances_in_flight
+        parts.append(f"instances: {ended} ended, {running} running")
     if event.application:
         parts.append(f"{event.application} ended")
     parts += [
-        f"{name} has {size.items} items, {size_text(size.size_bytes)}"
+        f"{name} is complete (items: {size.items}, {size_text(size.size_bytes)})"
         for name, size in event.outputs.items()
     ]
     return "; ".join(parts)

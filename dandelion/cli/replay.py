@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from dandelion.cli.loading import load_sources
-from dandelion.cli.output import Output
+from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments
 from dandelion.cli.settings import load_settings
 from dandelion.cli.wheel_folder import wheel_flags
@@ -21,6 +21,8 @@ def run(arguments: Arguments, out: Output) -> int:
     """Replay. The exit code is 1 if results differ."""
     (path,) = arguments.paths
     recording = decode_recording(path.read_bytes())
+    if arguments.calls and arguments.call is not None:
+        raise WrongUsage("--calls", "it only lists the calls", "give it or --debug-call")
     if arguments.calls:
         _list(recording, out)
         return 0

@@ -90,7 +90,8 @@ def test_following(command: Command) -> None:
     code, out, _ = command("submit", "twice", "x=1", "x=2", "--follow")
     lines = out.splitlines()
     assert (code, lines[-1]) == (0, "succeeded")
-    assert any("y has 2 items" in line for line in lines)
+    assert any("y is complete (items: 2, " in line for line in lines)
+    assert any("instances: " in line and " ended, 0 running" in line for line in lines)
     code, out, _ = command("submit", "fails", "x=1", "--follow")
     assert code == 1
     assert out.splitlines()[-1].startswith("failed: ")
@@ -114,6 +115,9 @@ def test_cancelling(command: Command, served: tuple[str, GateDriver]) -> None:
     code, _, error = command("invocations", id_)
     assert code == 1
     assert "no invocation" in error
+    id_ = command("submit", "echo", "a=1")[1].strip()
+    assert command("result", id_)[0] == 0
+    assert "forgotten; its state was succeeded" in command("cancel", id_)[1]
 
 
 def test_wrong_usage(command: Command) -> None:

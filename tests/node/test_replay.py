@@ -254,6 +254,8 @@ def test_the_command_line_shows_a_failed_call(
         assert ("recorded: function 'Share' raised ZeroDivisionError" in out) == bool(code)
         assert out.count(", in share\n") == bool(code) + ("error is" in said)
         assert "dandelion/" not in out
+    assert main(["replay", str(path), "--calls", "--debug-call", "Share"]) == 2
+    assert "--calls: it only lists the calls" in capfd.readouterr().err
     monkeypatch.setattr("sys.stdin", io.StringIO("q\n"))
     assert main(["replay", str(path), "--debug-call", "Share"]) != 0
     captured = capfd.readouterr()
