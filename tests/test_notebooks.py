@@ -22,6 +22,7 @@ from dandelion.capacity import (
     NodeCapacity,
     TenantCapacity,
 )
+from dandelion.catalog import CompositionRecord
 from dandelion.data import Item, ItemSet, Sets, SetSpec
 from dandelion.errors import ErrorRecord
 from dandelion.function import CodeObject, FunctionSpec
@@ -146,6 +147,19 @@ def test_values_show_what_they_are() -> None:
     for text in (*arrays, '"a": [', "empty", "ff fe ff", "éé"):
         assert text in found.words, text
     assert "10 items" in found.words
+
+
+def test_registered_compositions_show_their_graph() -> None:
+    text = "function f(x) => (y); composition Inner(a) => (b) { f(x = all a) => (b = y); }"
+    text += " composition Outer(c) => (d) { Inner(a = each c) => (d = b); }"
+    with dd.Node(dd.Settings(backends=())) as node:
+        node.register(
+            text, functions=[dd.python_function("f = 1", name="f", inputs="x", outputs="y")]
+        )
+        for name, applied in (("Outer", "Inner"), ("Inner", "f")):
+            record = node.describe(name)
+            assert isinstance(record, CompositionRecord)
+            assert f">{applied}</text>" in record._repr_svg_()
 
 
 def test_large_values_are_cut() -> None:

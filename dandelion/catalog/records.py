@@ -10,6 +10,8 @@ import msgspec
 
 from dandelion.blobs import Blobs
 from dandelion.data import Bytes
+from dandelion.dataflow.draw import to_svg
+from dandelion.dataflow.language import parse
 from dandelion.errors import Conflict, InvalidInput
 from dandelion.function import Digest, FunctionSpec, digest_of
 
@@ -31,6 +33,9 @@ class CompositionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     outputs: tuple[str, ...]
     uses: tuple[str, ...] = ()
     version: int = 0
+
+    def _repr_svg_(self) -> str:
+        return to_svg(parse(self.text).compositions[-1])
 
 
 class LibraryRecord(msgspec.Struct, frozen=True, omit_defaults=True):
