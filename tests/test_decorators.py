@@ -138,6 +138,28 @@ def identity(x: int) -> int:
     return x
 
 
+@dd.function(static={"table": "t"}, files={"a.txt": b"a"}, secrets=["key"])
+def many(
+    page: str, counts: list[int], other, table: str, key: str, limit: int = 3, by: str | None = None
+) -> str:  # type: ignore[no-untyped-def]
+    return page
+
+
+def test_sets_that_a_function_needs_have_to_be_bound() -> None:
+    @dd.composition
+    def whole(pages):  # type: ignore[no-untyped-def]
+        return many(dd.each(pages))
+
+    assert "many(page = each pages) =>" in whole.text()
+    with pytest.raises(InvalidComposition, match="'many' needs its input set 'page'") as caught:
+
+        @dd.composition
+        def partly(numbers):  # type: ignore[no-untyped-def]
+            return many(counts=numbers)
+
+    assert [problem.code for problem in caught.value.problems] == ["unbound-parameter"]
+
+
 def test_static_sets_and_files_are_there_in_tests_and_in_calls(node: Node) -> None:
     expected = np.array([0.0, 2.0, 4.0])
     np.testing.assert_array_equal(scale(np.ones(3)), expected)

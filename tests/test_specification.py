@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dandelion import function
 from dandelion.catalog import MemoryCatalog
 from dandelion.data import SetSpec
 from dandelion.dataflow.dsl import composition, each, functions, keyed
@@ -107,6 +108,7 @@ def said(kind: str, text: str) -> str:
 def about_python(text: str) -> str:
     (access,) = functions("Access(token) -> (request)")
     names = {"access": access, "composition": composition, "each": each, "keyed": keyed}
+    names["function"] = function
     linecache.cache["logs.py"] = (len(text), None, text.splitlines(keepends=True), "logs.py")
     try:
         exec(compile(text, "logs.py", "exec"), {"__name__": "logs", **names})

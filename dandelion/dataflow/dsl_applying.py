@@ -62,6 +62,10 @@ class Applicable:
         """Tell whether an input set is bound as optional if it is bound as a whole."""
         return False
 
+    def _has_to_be_bound(self, name: str) -> bool:
+        """Tell whether each call fails if an input set is not bound."""
+        return False
+
     def _needs(self) -> CompositionModule:
         """Return the declarations and compositions that a text needs to apply this."""
         raise NotImplementedError
@@ -72,14 +76,14 @@ class Applicable:
         Args:
             given: at most one `join` chain, then sets in the order of the input sets.
             sets: sets by the name of the input set that they are bound to. Other input sets are
-                empty.
+                empty, which a decorated function has to allow.
 
         Returns:
             The application, an `ApplicationHandle`.
 
         Raises:
-            InvalidComposition: an unknown input set, a value that is not a set of this composition,
-                or no composition is being described.
+            InvalidComposition: an unknown input set, one that is needed and not bound, a value that
+                is not a set of this composition, or no composition is being described.
         """
         return self._apply(given, sets)
 
@@ -95,6 +99,11 @@ class Applicable:
         bound = chain.sets | {name: bound_set(value) for name, value in sets.items()}
         for name, value in bound.items():
             self._check(draft, name, value)
+        for name in self._positional():
+            if name not in bound and self._has_to_be_bound(name):
+                message = f"'{self.name}' needs its input set '{name}', which is not bound"
+                expected = f"{name}=SET, or a parameter with '| None' or a default"
+                refuse("unbound-parameter", message, expected=expected)
         bindings = tuple(
             DraftBinding(
                 name,

@@ -261,6 +261,11 @@ def output_spec_of(spec: SetSpec, kind: str) -> SetSpec:
     return made
 
 
+def needs_an_item(kind: str) -> bool:
+    """Tell whether an absent set is an error for a parameter of this kind."""
+    return kind != "set" and not kind.startswith(_MANY) and not kind.endswith(("?", "="))
+
+
 def call_values(kinds: Mapping[str, str], outputs: tuple[str, ...], label: str) -> CallValues:
     """Make the record of a function's kinds."""
     return CallValues({n: k for n, k in kinds.items() if k != "set"}, outputs, label)

@@ -27,7 +27,13 @@ from dandelion.data import ItemSet, SetSpec, Value
 from dandelion.dataflow.draft import is_drafting, user_place
 from dandelion.dataflow.dsl import RESULT, FunctionHandle, composition
 from dandelion.dataflow.graph import Declaration
-from dandelion.decorators.annotations import Kinds, call_values, output_spec_of, spec_of
+from dandelion.decorators.annotations import (
+    Kinds,
+    call_values,
+    needs_an_item,
+    output_spec_of,
+    spec_of,
+)
 from dandelion.documents import (
     CodeDocument,
     FunctionDocument,
@@ -144,6 +150,9 @@ class PythonFunction(FunctionHandle):
 
     def _may_be_absent(self, name: str) -> bool:
         return self._kinds.get(name, "").endswith(("?", "="))
+
+    def _has_to_be_bound(self, name: str) -> bool:
+        return needs_an_item(self._kinds[name])
 
     def _files(self) -> dict[str, bytes]:
         given = self._options.files
