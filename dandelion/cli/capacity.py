@@ -94,7 +94,7 @@ def _of(used: str, limit: int | None, size: bool = False) -> str:
 
 
 def _admission(found: Admission) -> str:
-    text = f"{found.function}, version {found.version}: {found.state}"
-    if found.state == "queued":
-        text += f" behind {found.before}"
+    happens = {"now": "run now", "queued": f"wait behind {found.before}", "refused": "be refused"}
+    what = happens.get(found.state, found.state)
+    text = f"{found.function}, version {found.version}: a call would {what}"
     return f"{text} ({found.reason})" if found.reason else text

@@ -339,7 +339,7 @@ def test_the_command_shows_it(played: Played, capsys: pytest.CaptureFixture[str]
         assert main(["capacity", "--url", server.url, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert main(["capacity", "Nothing", "--url", server.url]) == 1
-    assert "F, version 1: queued behind 1 (all engines are busy)" in shown
+    assert "F, version 1: a call would wait behind 1 (all engines are busy)" in shown
     (row,) = (line.split() for line in shown.splitlines() if line.startswith("default"))
     assert row[:3] == ["default", "100%", "3"]
     assert "1 of 3" in shown, "of its queue"
