@@ -332,7 +332,7 @@ def _sound(where: str, item: Item) -> Item:
         raise InvalidInput(where, f"{named_type(item)} instead of an Item")
     data: object = item.data
     if not isinstance(item.name, str):
-        raise InvalidInput(where, f"an item's name is a {type(item.name).__name__}")
+        raise InvalidInput(where, f"an item's name is {named_type(item.name)}, not a text")
     if not isinstance(data, bytes | bytearray | memoryview):
         kind = type(data).__name__
         message = f"item '{item.name}' has data of type {kind}"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from dandelion.catalog import CompositionRecord
+from dandelion.data import Item
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
 from dandelion.errors import (
     ApplicationFailed,
@@ -162,6 +163,8 @@ def test_wrong_calls_say_what_is_wrong(node: Node) -> None:
         node.invoke("Both", version=9, x=b"")
     with pytest.raises(Unknown, match="version 9; it has version"):
         node.remove(CompositionRecord, "Both", 9)
+    with pytest.raises(InvalidInput, match="an item's name is an int, not a text"):
+        node.invoke("F", a=Item(cast(str, 5), 0, b"x"))
     for deadline_s in (-1, 0, 1e9, 10**400, math.nan, np.float32(-1), "5", b"5", True, [1]):
         wrong = cast(float, deadline_s)
         with pytest.raises(InvalidInput, match=r"deadline_s: .* not a positive number of seconds"):
