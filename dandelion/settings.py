@@ -11,7 +11,7 @@ import msgspec
 
 from dandelion.errors import InvalidInput, nearest
 from dandelion.errors.misfits import misfit, misfit_text, named_type
-from dandelion.function import Limits
+from dandelion.limits import Limits
 from dandelion.sizes import parse_size
 from dandelion.trace_context import Tracing
 

@@ -12,7 +12,7 @@ LAYERS = [
     ["search_path", "entry_points", "interrupts", "regular_files"],
     ["addresses"],
     ["checked_resolver"],
-    ["deadline", "polling", "priority", "sizes", "tenant_places", "timers"],
+    ["deadline", "limits", "polling", "priority", "sizes", "tenant_places", "timers"],
     ["trace_context"],
     ["call_logs"],
     ["markup"],

@@ -5,23 +5,15 @@ Text may quote what functions and other users wrote, so what could control a ter
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from dandelion.call_logs import shown_lines
 from dandelion.errors import DandelionError, InvalidInput
 from dandelion.frontend.problem import encode_problem, problem_of
-
-_NO_WIDTH = 1 << 20
-"""Wider than any row."""
 
 
 @dataclass(eq=False)
@@ -38,7 +30,6 @@ class Output:
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
-        self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def document(self, value: object) -> None:
         """Print a value as JSON."""
@@ -60,29 +51,18 @@ class Output:
 
     def line(self, text: str) -> None:
         """Print text, also at once if a program reads it."""
-        self._console.print(shown_lines(text))
-        sys.stdout.flush()
+        print(shown_lines(text).expandtabs(), flush=True)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Print a table, or nothing if it has no rows.
 
         On a terminal long cells are folded; elsewhere a row is one line, however long.
         """
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        for column in columns:
-            table.add_column(column, overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(shown_lines(cell)) for cell in row))
-        if not table.row_count:
-            return
-        if self._console.is_terminal:
-            self._console.print(table, soft_wrap=False)
-            return
-        table.box = table.box if self._console.encoding.startswith("utf") else None
-        lines = io.StringIO()
-        Console(file=lines, width=_NO_WIDTH).print(table)
-        for line in lines.getvalue().splitlines():
-            print(line.rstrip())
+        from dandelion.cli import tables  # it takes longer to load than all else of this module
+
+        shown = [[shown_lines(cell) for cell in row] for row in rows]
+        if shown:
+            tables.show(columns, shown)
 
     def error(self, error: DandelionError) -> None:
         """Print an error on standard error."""

@@ -1,0 +1,23 @@
+"""What programs do not load when they start: it takes longer than all else that they do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+CASES = {
+    "help": (
+        "from dandelion.cli.main import main; main(['--help'])",
+        ("numpy", "rich", "lark", "asyncio", "dandelion.data"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_not_needed_is_not_loaded(case: str) -> None:
+    code, modules = CASES[case]
+    shown = f"{code}\nimport sys; print('loaded', *sorted({{*{modules!r}}} & {{*sys.modules}}))"
+    run = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "loaded"
