@@ -23,7 +23,6 @@ from dandelion.node.capacity import (
 )
 from dandelion.node.components import Components
 from dandelion.node.info import EngineInfo, NodeInfo, engine_info
-from dandelion.node.metrics import exposition
 from dandelion.scheduler.counts import FlowCounts
 from dandelion.scheduler.engine import EnginePhase
 from dandelion.traces import TraceDocument
@@ -174,4 +173,8 @@ class Viewing:
 
     def metrics(self) -> bytes:
         """Write the metrics in Prometheus' text format."""
+        from dandelion.node.metrics import (
+            exposition,
+        )  # few nodes are asked, and it takes long to load
+
         return exposition(self.info())
