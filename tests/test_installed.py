@@ -4,8 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from dandelion.driver import Checker, backend_names, load_driver, needed_backends
+from dandelion.driver import (
+    Checker,
+    backend_names,
+    backends_of_functions,
+    load_driver,
+    needed_backends,
+)
 from dandelion.errors import BackendUnavailable, InvalidInput
+from dandelion.node.loaded_backends import Backend, Checkers
 
 MODULE = """
 from dandelion.testing import ScriptedDriver
@@ -91,3 +98,21 @@ def test_a_checker_does_nothing_by_default() -> None:
     checker.check(())
     assert checker.references(b"x") == ()
     checker.close()
+
+
+def test_functions_of_backends_are_known_without_their_drivers() -> None:
+    provided = {f.name: n for n in backend_names() for f in load_driver(n).platform_functions}
+    assert backends_of_functions() == provided
+
+
+@pytest.mark.usefixtures("installed")
+def test_checkers_of_all_backends_are_found() -> None:
+    started = load_driver("native")
+    checkers = Checkers([Backend("native", ("native",), started)])
+    assert checkers["elf"] is started.checker()
+    assert checkers.loaded() == [started.checker()]
+    assert checkers["python"].takes_packages
+    assert checkers["elf"] is started.checker()
+    assert {"blueprint", "elf", "wasm"} <= set(checkers)
+    assert checkers.get("cobol") is None
+    assert checkers["python"] in checkers.loaded()

@@ -7,10 +7,19 @@ import sys
 
 import pytest
 
+NODE = """
+from dandelion.node import Node, Settings
+with Node(Settings(backends=("null",), arena_bytes=1 << 20)) as node:
+    assert node.wait_ready()
+"""
 CASES = {
     "help": (
         "from dandelion.cli.main import main; main(['--help'])",
         ("numpy", "rich", "lark", "asyncio", "dandelion.data"),
+    ),
+    "node": (
+        NODE,
+        ("lark", "prometheus_client", "rich", "dandelion.backends.gpu", "dandelion.backends.http"),
     ),
 }
 

@@ -35,7 +35,7 @@ from dandelion.errors import (
 )
 from dandelion.frontend.records import read_document
 from dandelion.function import CodeObject, Function, FunctionSpec, digest_of
-from dandelion.node.loaded_backends import load_checkers
+from dandelion.node.loaded_backends import Checkers
 from dandelion.registration.declarations import check_declaration
 
 _NAME_PROGRAMS = "Python files are checked if they are named"
@@ -169,7 +169,7 @@ def _blueprint(path: Path) -> list[Problem]:
         config = parse_blueprint(data)
         files = _neighbours(path.parent, config)
         if files is not None:
-            load_checkers([])[_FORMAT].check([_function(path.stem, data, config, files)])
+            Checkers()[_FORMAT].check([_function(path.stem, data, config, files)])
     except InvalidBlueprint as error:
         return list(error.problems)
     return []

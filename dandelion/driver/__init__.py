@@ -5,6 +5,7 @@ from dandelion.driver.contracts import Checker, DeviceSharing, Driver, EngineFac
 from dandelion.driver.engine import AsyncEngine, Call, Engine, SharedConstants
 from dandelion.driver.installed import (
     backend_names,
+    backends_of_functions,
     load_driver,
     needed_backends,
     unknown_backend,
@@ -28,6 +29,7 @@ __all__ = [
     "SharedConstants",
     "Sharing",
     "backend_names",
+    "backends_of_functions",
     "check_inputs",
     "check_outputs",
     "load_driver",

@@ -10,6 +10,8 @@ from dandelion.entry_points import entry_points
 from dandelion.errors import BackendUnavailable, InvalidInput, nearest
 
 GROUP = "dandelion.backends"
+FUNCTIONS_GROUP = "dandelion.functions"
+"""Names of functions of the platform, with the modules of their backends."""
 
 
 def backend_names() -> list[str]:
@@ -36,6 +38,13 @@ def load_driver(name: str) -> Driver:
     if not callable(make):
         raise BackendUnavailable(name, f"a function 'driver' in {module_name}")
     return make()
+
+
+def backends_of_functions() -> dict[str, str]:
+    """Give the functions that installed backends provide, and the names of these; loads nothing."""
+    backends = {point.value: name for name, point in entry_points(GROUP).items()}
+    points = entry_points(FUNCTIONS_GROUP)
+    return {name: backends[p.value] for name, p in points.items() if p.value in backends}
 
 
 def needed_backends(entries: Iterable[str], formats: Collection[str]) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ is used. No device is touched here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dandelion.driver import (
@@ -15,6 +16,7 @@ from dandelion.driver import (
     Driver,
     Hosting,
     backend_names,
+    backends_of_functions,
     load_driver,
     unknown_backend,
 )
@@ -71,24 +73,72 @@ class LoadedBackends:
     def __init__(self, settings: Settings, drivers: Sequence[Driver]) -> None:
         self.all, self.missing = load_backends(settings)
         self.all += [Backend(d.name, (d.name,), d) for d in drivers]
-        self.checkers = load_checkers(self.all)
+        self.checkers = Checkers(self.all)
         self.platform: dict[str, FunctionSpec] = {
             f.name: f for b in self.all for f in b.driver.platform_functions
         }
-        self.offered = load_offered(self.platform)
+        self.offered: dict[str, str] = {
+            name: backend
+            for name, backend in backends_of_functions().items()
+            if name not in self.platform
+        }
         self.in_arena = frozenset[str]().union(
             *(b.driver.formats for b in self.all if b.driver.hosting is Hosting.PROCESS)
         )
 
-    @property
-    def takes_packages(self) -> frozenset[str]:
-        """Formats of code objects that may name packages."""
-        return frozenset(f for f, checker in self.checkers.items() if checker.takes_packages)
+    def takes_packages(self, format_name: str) -> bool:
+        """Tell whether code objects of a format may name packages."""
+        checker = self.checkers.get(format_name)
+        return checker is not None and checker.takes_packages
 
     def close_checkers(self) -> None:
         """End what checkers run; a failure must not keep the rest from being closed."""
-        for checker in self.checkers.values():
+        for checker in self.checkers.loaded():
             close_safely(checker.close)
+
+
+class Checkers(Mapping[str, Checker]):
+    """What checks code objects, for every format that any installed backend runs.
+
+    A node registers functions with code for backends that it does not run: another of their code
+    objects may run here, or they are called elsewhere. Drivers of such backends are loaded when a
+    format is looked up that no started one runs, since that takes longer than a small node to
+    start. Safe from any thread.
+
+    Args:
+        backends: those that are started; their checkers come first.
+    """
+
+    def __init__(self, backends: Iterable[Backend] = ()) -> None:
+        self._found = {f: b.driver.checker() for b in backends for f in b.driver.formats}
+        self._complete = False
+        self._lock = threading.Lock()
+
+    def __getitem__(self, format_name: str) -> Checker:
+        found = self._found.get(format_name)
+        return found if found is not None else self._all()[format_name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def loaded(self) -> list[Checker]:
+        """Give the checkers that anything may have used."""
+        return list(self._found.values())
+
+    def _all(self) -> dict[str, Checker]:
+        with self._lock:
+            if not self._complete:
+                found: dict[str, Checker] = {}
+                for name in backend_names():
+                    with contextlib.suppress(BackendUnavailable):
+                        driver = load_driver(name)
+                        found.update(dict.fromkeys(driver.formats, driver.checker()))
+                self._found = found | self._found
+                self._complete = True
+            return self._found
 
 
 def load_backends(settings: Settings) -> tuple[list[Backend], list[BackendUnavailable]]:
@@ -141,32 +191,6 @@ def check_names(settings: Settings, embedded: Iterable[str]) -> None:
             raise unknown_backend(f"engines.{name}", name)
         if count < 0:
             raise InvalidInput(f"engines.{name}", f"{count} engines", "give a number from 0")
-
-
-def load_checkers(backends: list[Backend]) -> dict[str, Checker]:
-    """Give a checker for every format that any installed backend runs.
-
-    A node registers functions with code for backends that it does not run: another of their code
-    objects may run here, or they are called elsewhere.
-    """
-    checkers: dict[str, Checker] = {}
-    for name in backend_names():
-        with contextlib.suppress(BackendUnavailable):
-            driver = load_driver(name)
-            checkers.update(dict.fromkeys(driver.formats, driver.checker()))
-    for backend in backends:
-        checkers.update(dict.fromkeys(backend.driver.formats, backend.driver.checker()))
-    return checkers
-
-
-def load_offered(platform: Mapping[str, FunctionSpec]) -> dict[str, str]:
-    """Give the functions of backends that are installed and not started, and their backends."""
-    offered: dict[str, str] = {}
-    for name in backend_names():
-        with contextlib.suppress(BackendUnavailable):
-            functions = load_driver(name).platform_functions
-            offered.update({f.name: name for f in functions if f.name not in platform})
-    return offered
 
 
 def targets(

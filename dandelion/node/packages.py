@@ -29,15 +29,17 @@ class NodePackages:
     Args:
         settings: of the node.
         catalog: of all tenants; says which packages are in use.
-        formats: of code objects that may name packages.
+        takes_packages: tells whether code objects of a format may name packages.
 
     Raises:
         InvalidInput: see `package_source`.
     """
 
-    def __init__(self, settings: Settings, catalog: Catalog, formats: frozenset[str]) -> None:
+    def __init__(
+        self, settings: Settings, catalog: Catalog, takes_packages: Callable[[str], bool]
+    ) -> None:
         self._catalog = catalog
-        self._formats = formats
+        self._takes_packages = takes_packages
         limits = PrepareLimits(disk_bytes=settings.packages_bytes)
         self._environments = Environments(
             _cache_folder(settings), package_source(settings), limits, self._used
@@ -136,7 +138,7 @@ class NodePackages:
         return msgspec.structs.replace(document, functions=functions)
 
     def _check(self, where: str, code: CodeDocument) -> None:
-        if code.format not in self._formats:
+        if not self._takes_packages(code.format):
             message = f"functions of the format '{code.format}' have no Python packages"
             raise InvalidFunction((Problem("no-packages", message, where),))
         if not code.packages:
