@@ -1,9 +1,10 @@
-"""The search path by which child processes import the engine, also from a checkout."""
+"""The environment of child processes: where they find the engine, and threads of numpy."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,3 +33,25 @@ def small_environment() -> dict[str, str]:
 def environment(further: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return this process's environment, with `further` variables, for such a program."""
     return {**os.environ, **(further or {}), "PYTHONPATH": search_path()}
+
+
+def one_blas_thread() -> dict[str, str]:
+    """Return variables for a program that loads numpy and does not compute with its BLAS.
+
+    Each thread of OpenBLAS uses a core for 100 ms before it first sleeps. A number of threads that
+    is set stays.
+    """
+    name = _ONE_THREAD[0]
+    return {} if name in os.environ else {name: "1"}
+
+
+@contextlib.contextmanager
+def loaded_without_threads() -> Iterator[None]:
+    """If numpy is loaded meanwhile, it has one thread; child processes have as many as before."""
+    further = one_blas_thread()
+    os.environ.update(further)
+    try:
+        yield
+    finally:
+        for name in further:
+            del os.environ[name]

@@ -25,6 +25,7 @@ class GpuDriver(Driver):
 
     formats: ClassVar[frozenset[str]] = frozenset({"blueprint"})
     hosting: ClassVar[Hosting] = Hosting.PROCESS
+    uses_blas: ClassVar[bool] = False
     settings: ClassVar[Mapping[str, str]] = GpuOptions.SHARED
     workspace_bytes: ClassVar[int] = 0
 

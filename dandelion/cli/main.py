@@ -19,13 +19,17 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments, make_parser
 from dandelion.errors import DandelionError
 from dandelion.frontend.problem import Unauthenticated, Unreachable
+from dandelion.search_path import loaded_without_threads
 
 DONE, FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
+_COMPUTING = frozenset({"bench", "dev", "export", "replay", "run", "serve"})
+"""Verbs whose process may compute with numpy: backends of others in a node, or a model."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE
     try:
         verb: Callable[[Arguments, Output], int]
-        verb = importlib.import_module(f"dandelion.cli.{parsed.verb}").run
+        verb = _loaded(parsed.verb).run
         return verb(parsed, out)
     except DandelionError as error:
         if parsed.debug:
@@ -69,6 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         out.failure(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         return FAILED
+
+
+def _loaded(verb: str) -> ModuleType:
+    """Load the module of a verb, with numpy and what else it needs."""
+    name = f"dandelion.cli.{verb}"
+    if verb in _COMPUTING:
+        return importlib.import_module(name)
+    with loaded_without_threads():
+        return importlib.import_module(name)
 
 
 def _open_standard_files() -> None:

@@ -199,12 +199,15 @@ class Driver(abc.ABC):
         formats: formats of code objects that its engines run.
         hosting: where its engines run.
         platform_functions: functions that the backend provides, such as ``HTTP``.
+        uses_blas: whether engines in processes may compute with numpy's BLAS; else it has one
+            thread there, so that they start with less work.
     """
 
     name: ClassVar[str]
     formats: ClassVar[frozenset[str]]
     hosting: ClassVar[Hosting]
     platform_functions: ClassVar[tuple[FunctionSpec, ...]] = ()
+    uses_blas: ClassVar[bool] = True
 
     def configure(self, options: Mapping[str, str]) -> None:
         """Take the backend's settings; called once, before other methods. By default it has none.

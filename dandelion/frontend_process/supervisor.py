@@ -38,7 +38,7 @@ from dandelion.frontend_process.messages import Open, Reload
 from dandelion.frontend_process.node_link import NodeLink
 from dandelion.frontend_process.status import StatusWriter
 from dandelion.node import Node
-from dandelion.search_path import environment
+from dandelion.search_path import environment, one_blas_thread
 from dandelion.settings import Settings
 from dandelion.tokens import TokenRecord
 
@@ -302,7 +302,7 @@ class Supervisor:
                 ],
                 pass_fds=files,
                 stdin=subprocess.DEVNULL,
-                env=environment(),
+                env=environment(one_blas_thread()),
             )
             undo.callback(process.wait)
             undo.callback(process.kill)

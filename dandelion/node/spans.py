@@ -30,7 +30,7 @@ import msgspec
 
 import dandelion
 from dandelion.errors import BackendUnavailable, InvalidInput
-from dandelion.search_path import environment
+from dandelion.search_path import environment, one_blas_thread
 from dandelion.settings import Settings
 from dandelion.span_export.messages import (
     MESSAGE_LIMIT_BYTES,
@@ -199,7 +199,7 @@ class SpanSender:
                     command,
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
-                    env=environment(),
+                    env=environment(one_blas_thread()),
                 )
         self._connection = connection = Connection(ours.detach())
         connection.send_bytes(msgspec.msgpack.encode(self._setup))

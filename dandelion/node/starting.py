@@ -40,6 +40,7 @@ from dandelion.node.loaded_backends import Backend
 from dandelion.node.runtime import Runtime
 from dandelion.scheduler import EngineState
 from dandelion.scheduler.cores import CoreSide
+from dandelion.search_path import one_blas_thread
 from dandelion.settings import Settings
 
 SHORT_THREAD_CALL_NS = 25_000_000
@@ -256,11 +257,12 @@ class EngineStarter:
         state.joins = True
         spin_us = self._settings.spins_us[1]
         options = {name: self._settings.options.get(name, {}) for name in backend.names}
+        uses_blas = any(driver.uses_blas for driver in backend.drivers)
         processes = Processes(
             backend.names,
             info.resource,
             {name: {**given, "role": role} for name, given in options.items()},
-            environment,
+            environment if uses_blas else {**one_blas_thread(), **environment},
             self._around.arena.map,
             spin_us,
         )

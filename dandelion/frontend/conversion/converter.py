@@ -53,7 +53,7 @@ from dandelion.frontend.problem import TooCostly
 from dandelion.frontend.records import read_document
 from dandelion.frontend.service import Service
 from dandelion.memory import Context
-from dandelion.search_path import environment
+from dandelion.search_path import environment, one_blas_thread
 
 AT_ONCE = 2
 _T = TypeVar("_T")
@@ -209,7 +209,7 @@ class Converter:
                 ],
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
-                env=environment(),
+                env=environment(one_blas_thread()),
             )
 
     def _stop(self) -> None:
