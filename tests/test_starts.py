@@ -17,6 +17,10 @@ CASES = {
         "from dandelion.cli.main import main; main(['--help'])",
         ("numpy", "rich", "lark", "asyncio", "dandelion.data"),
     ),
+    "client": (
+        "import dandelion.frontend.client",
+        ("rich", "lark", "networkx", "aiohttp", "dandelion.node"),
+    ),
     "node": (
         NODE,
         ("lark", "prometheus_client", "rich", "dandelion.backends.gpu", "dandelion.backends.http"),

@@ -10,6 +10,8 @@ import msgspec
 
 from dandelion.blobs import Blobs
 from dandelion.data import Bytes
+from dandelion.dataflow.draw import to_svg
+from dandelion.dataflow.language import parse
 from dandelion.errors import Conflict, InvalidInput
 from dandelion.function import Digest, FunctionSpec, digest_of
 
@@ -33,10 +35,6 @@ class CompositionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     version: int = 0
 
     def _repr_svg_(self) -> str:
-        # The grammar and the graph library are not loaded by programs that show no graph.
-        from dandelion.dataflow.draw import to_svg
-        from dandelion.dataflow.language import parse
-
         return to_svg(parse(self.text).compositions[-1])
 
 

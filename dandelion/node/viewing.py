@@ -173,8 +173,6 @@ class Viewing:
 
     def metrics(self) -> bytes:
         """Write the metrics in Prometheus' text format."""
-        from dandelion.node.metrics import (
-            exposition,
-        )  # few nodes are asked, and it takes long to load
+        from dandelion.node.metrics import exposition  # it takes long to load
 
         return exposition(self.info())
