@@ -8,6 +8,8 @@ again, more slowly, to make readable messages. Names are resolved later, by
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from dandelion.dataflow.graph import CompositionModule, Declaration, SourcePosition
@@ -41,7 +43,7 @@ def parse(text: str, file: str = "") -> CompositionModule:
         InvalidComposition: the text does not fit the grammar. It lists all errors that can be told
             apart, each with file, line, column and the expected tokens.
     """
-    module = _read(text, file, "module")
+    module = _reader()(text, file, "module")
     assert isinstance(module, CompositionModule)
     return module
 
@@ -57,11 +59,12 @@ def parse_signature(text: str, place: SourcePosition) -> Declaration:
         InvalidComposition: the text does not have that form. Line and column are those of `place`,
             the excerpt shows the signature itself.
     """
-    name, inputs, outputs = _read(text.replace("->", "=>"), "", "signature", place, text)
+    name, inputs, outputs = _reader()(text.replace("->", "=>"), "", "signature", place, text)
     return Declaration(str(name), inputs, outputs, place)
 
 
-def _read(*arguments: Any) -> Any:
-    from dandelion.dataflow import reader  # lark is loaded with the first text
+@functools.cache
+def _reader() -> Callable[..., Any]:
+    from dandelion.dataflow.reader import read  # lark is loaded with the first text
 
-    return reader.read(*arguments)
+    return read

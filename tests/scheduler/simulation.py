@@ -87,6 +87,7 @@ composition fan(x) => (z) {
     io(x = all b) => (z = y);
 }
 """
+parse(TEXT)  # what reads texts is loaded on first use: here with all else, see `sources`
 HANDLED = """
 composition inner(x) => (z) {
     one(x = each x) => (a = y) attempts 2 on (Raised, Overloaded) backoff 0.01;
