@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import logging
 import os
 import threading
@@ -16,7 +17,8 @@ from typing import Self
 
 from dandelion import extension_modules
 from dandelion.catalog import Record
-from dandelion.errors import BackendUnavailable
+from dandelion.dataflow.language import parse
+from dandelion.errors import BackendUnavailable, DandelionError
 from dandelion.executors import to_dandelion_error
 from dandelion.function import FunctionSpec
 from dandelion.namespaces import split_name
@@ -64,6 +66,13 @@ class Running:
         parts.invoker.running = True
         parts.loop.call(lambda: parts.kept.start(parts.loop.loop))
         parts.pool.submit(parts.packages.restore)
+        parts.pool.submit(self._read_composition)
+
+    def _read_composition(self) -> None:
+        """Read a composition, if there are some: the first one would take long on the loop."""
+        for record in self._parts.stores.catalog.view().compositions()[:1]:
+            with contextlib.suppress(DandelionError):  # whoever calls it is told
+                parse(record.text)
 
     def _start_engines(self) -> None:
         parts = self._parts
