@@ -8,9 +8,9 @@ catalogue nor the dispatcher refers to a backend by name.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import NewType, TypeVar, cast
 
 import msgspec
 
@@ -27,6 +27,14 @@ Digest = NewType("Digest", str)
 def digest_of(data: Bytes) -> Digest:
     """Return the digest of a blob."""
     return Digest(hashlib.sha256(data).hexdigest())
+
+
+_T = TypeVar("_T")
+
+
+def as_tuple(given: Iterable[_T]) -> tuple[_T, ...]:
+    """Return names, or declarations of sets, as a tuple; one text alone is one of them."""
+    return (cast("_T", given),) if isinstance(given, str) else tuple(given)
 
 
 BATCH_CALLS = 1024
@@ -56,8 +64,7 @@ class Batching(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     rows: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.inputs, str):  # a program gave one name alone
-            msgspec.structs.force_setattr(self, "inputs", (self.inputs,))
+        msgspec.structs.force_setattr(self, "inputs", as_tuple(self.inputs))
 
 
 class CodeObject(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

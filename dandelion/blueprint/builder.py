@@ -55,6 +55,7 @@ from dandelion.blueprint.records import (
     ZeroBuffer,
 )
 from dandelion.errors import InvalidBlueprint, InvalidInput, nearest
+from dandelion.function import as_tuple
 from dandelion.markup import page
 
 ArgumentLike: TypeAlias = Buffer | BufferPart | Expression | int | Ptr | Scalar | Raw
@@ -84,9 +85,9 @@ class Blueprint(OperationBuilder):
         modules: Iterable[str] | Mapping[str, CodeLike | Sequence[CodeLike]] = (),
         batch: SizeLike = 1,
     ) -> None:
-        self._inputs = _names(inputs)
-        self._weights = _names(weights)
-        self._outputs = None if outputs is None else _names(outputs)
+        self._inputs = as_tuple(inputs)
+        self._weights = as_tuple(weights)
+        self._outputs = None if outputs is None else as_tuple(outputs)
         self._modules = _modules(modules)
         self._batch = size_of(batch)
         self._buffers: dict[str, Size] = {}
@@ -293,13 +294,8 @@ def _modules(
     given: Iterable[str] | Mapping[str, CodeLike | Sequence[CodeLike]],
 ) -> tuple[Module, ...]:
     if not isinstance(given, Mapping):
-        return tuple(Module(path, (Code(path),)) for path in _names(given))
+        return tuple(Module(path, (Code(path),)) for path in as_tuple(given))
     return tuple(Module(name, _codes(codes)) for name, codes in given.items())
-
-
-def _names(given: Iterable[str]) -> tuple[str, ...]:
-    """Return names as a tuple; one text alone is one of them."""
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _codes(given: CodeLike | Sequence[CodeLike]) -> tuple[Code, ...]:

@@ -40,14 +40,13 @@ from dandelion.documents import (
     GivenLimits,
     ItemContent,
     SetLike,
-    as_texts,
     limits_of,
     set_spec,
     static_contents,
 )
 from dandelion.errors import InvalidFunction, InvalidInput, Problem
 from dandelion.errors.misfits import named_type
-from dandelion.function import Batching, Limits
+from dandelion.function import Batching, Limits, as_tuple
 from dandelion.markup import clipped, element, heading, page, table
 from dandelion.set_values import item_set
 
@@ -350,7 +349,7 @@ def function(
     options = FunctionOptions(
         None if sets is None else tuple(sets),
         name,
-        as_texts(imports),
+        as_tuple(imports),
         tuple(include),
         dict(files or {}),
         dict(static or {}),
@@ -358,7 +357,7 @@ def function(
         cache,
         batching,
         _secrets(secrets),
-        as_texts(packages),
+        as_tuple(packages),
     )
     if given is None:
         return lambda below: PythonFunction(below, options)
@@ -368,7 +367,7 @@ def function(
 def _secrets(given: Mapping[str, str] | Iterable[str] | None) -> dict[str, str]:
     if isinstance(given, Mapping):
         return dict(given)
-    return {name: name for name in as_texts(given or ())}
+    return {name: name for name in as_tuple(given or ())}
 
 
 _ROLES = Roles((function,), (composition,))

@@ -18,7 +18,6 @@ from dandelion.documents.collecting import (
     collect,
 )
 from dandelion.documents.functions import (
-    as_texts,
     gpu_function,
     python_function,
     static_contents,
@@ -59,7 +58,6 @@ __all__ = [
     "RegistrationDocument",
     "SetLike",
     "StaticValue",
-    "as_texts",
     "collect",
     "content",
     "gpu_function",

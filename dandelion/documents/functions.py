@@ -31,7 +31,7 @@ from dandelion.documents.records import (
 )
 from dandelion.errors import InvalidInput
 from dandelion.errors.misfits import named_type
-from dandelion.function import Batching
+from dandelion.function import Batching, as_tuple
 from dandelion.set_values import is_json, item_set
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def python_function(
         secrets: names of secrets of the node, by the input set that each fills.
         packages: requirements of Python packages that the node prepares at registration.
     """
-    inputs = None if inputs is None else _sets(inputs)
+    inputs = None if inputs is None else as_tuple(inputs)
     if callable(source):
         text = _source_of(source)
         entry = entry or source.__name__
@@ -89,10 +89,10 @@ def python_function(
     return FunctionDocument(
         name=name,
         inputs=inputs or (),
-        outputs=_sets(outputs),
+        outputs=as_tuple(outputs),
         static=static_contents(static, inputs or ()),
         limits=limits_of(limits, f"{name}.limits"),
-        code=(CodeDocument("python", text, options=options, packages=as_texts(packages)),),
+        code=(CodeDocument("python", text, options=options, packages=as_tuple(packages)),),
         cache=cache,
         batching=batching,
         secrets=dict(secrets or {}),
@@ -123,7 +123,7 @@ def gpu_function(
         limits: what one instance may use; a `Limits` or its fields, sizes also as ``"128MiB"``.
         batching: how waiting calls are joined.
     """
-    inputs = _sets(inputs)
+    inputs = as_tuple(inputs)
     if isinstance(blueprint, Mapping):
         raise InvalidInput(f"{name}.blueprint", "it is a dict", "give json.dumps(...) of it")
     if hasattr(blueprint, "json"):
@@ -135,7 +135,7 @@ def gpu_function(
     return FunctionDocument(
         name=name,
         inputs=inputs,
-        outputs=_sets(outputs),
+        outputs=as_tuple(outputs),
         static=static_contents(static, inputs),
         limits=limits_of(limits, f"{name}.limits"),
         code=(CodeDocument("blueprint", main, read),),
@@ -172,16 +172,6 @@ def _static_set(name: str, value: Value, spec: SetSpec | None) -> dict[str, Item
 
 def _as_content(item: Item) -> ItemContent:
     return ItemContent(data=item.bytes(), dtype=item.dtype, shape=item.shape)
-
-
-def as_texts(given: Iterable[str] | str) -> tuple[str, ...]:
-    """Return texts as a tuple; one text alone is one of them."""
-    return (given,) if isinstance(given, str) else tuple(given)
-
-
-def _sets(given: Iterable[SetLike]) -> tuple[SetLike, ...]:
-    """Return declarations of sets as a tuple; one text alone is one of them."""
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _source_of(function: Callable[..., Any]) -> str:

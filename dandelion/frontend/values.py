@@ -283,4 +283,4 @@ def _typed(where: str, value: Plain, cls: type, wanted: str, default: Plain) -> 
 
 
 def _kind(value: Plain) -> str:
-    return _KINDS.get(type(value), f"{named_type(value)}")
+    return _KINDS.get(type(value)) or named_type(value)

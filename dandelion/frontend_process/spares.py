@@ -36,9 +36,6 @@ class Spares:
         self._is_short = False
         self._used_s = 0.0
 
-    def __len__(self) -> int:
-        return sum(map(len, self._ready.values()))
-
     def take(self, size_bytes: int, now_s: float) -> Context | None:
         """Take a context of a size; None if there is none."""
         size = -(-size_bytes // PAGE_BYTES) * PAGE_BYTES

@@ -71,7 +71,7 @@ class Running:
     def _read_composition(self) -> None:
         """Read a composition, if there are some: the first one would take long on the loop."""
         for record in self._parts.stores.catalog.view().compositions()[:1]:
-            with contextlib.suppress(DandelionError):  # whoever calls it is told
+            with contextlib.suppress(DandelionError):  # its callers get the error
                 parse(record.text)
 
     def _start_engines(self) -> None:
