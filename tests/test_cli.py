@@ -296,8 +296,17 @@ def test_nothing_is_said_to_be_nothing(command: Command, monkeypatch: pytest.Mon
         assert json.loads(command("ls", "libraries", "--json")[1]) == []
 
 
-def test_describe_shows_the_limits(remote: Command) -> None:
-    assert "512.0 MiB of memory" in remote("describe", "echo")[1]
+def test_describe_shows_the_limits(remote: Command, tmp_path: Path) -> None:
+    shown = remote("describe", "echo")[1]
+    assert "512.0 MiB of memory" in shown
+    assert "calls at once" not in shown  # as many as there are engines for
+    assert "that wait" not in shown
+    text = tmp_path / "limited.json"
+    limits = {"concurrency": 3, "queue_length": 7}
+    function = {"name": "few", "inputs": ["a"], "outputs": ["b"], "code": [{"format": "null"}]}
+    text.write_text(json.dumps({"functions": [function | {"limits": limits}]}))
+    assert remote("register", text)[0] == 0
+    assert "items, 3 calls at once, 7 more that wait" in remote("describe", "few")[1]
 
 
 def test_errors_as_json(remote: Command) -> None:

@@ -57,13 +57,18 @@ def _spec(spec: SetSpec) -> tuple[str, str]:
 
 
 def _limits(record: dict[str, Any]) -> str:
-    limits = msgspec.convert(record.get("limits", {}), Limits)
-    return (
-        f"{size_text(limits.memory_bytes)} of memory, {limits.wall_s:g} s, "
-        f"{limits.cpu_s:g} s of CPU time, outputs of {size_text(limits.output_bytes)} "
-        f"in {limits.output_items} items, {limits.concurrency} calls at once, "
-        f"{limits.queue_length} more that wait"
-    )
+    """Write limits; those on the number of calls only where the function declares them."""
+    limits, default = msgspec.convert(record.get("limits", {}), Limits), Limits()
+    parts = [
+        f"{size_text(limits.memory_bytes)} of memory, {limits.wall_s:g} s",
+        f"{limits.cpu_s:g} s of CPU time",
+        f"outputs of {size_text(limits.output_bytes)} in {limits.output_items} items",
+    ]
+    if limits.concurrency != default.concurrency:
+        parts.append(f"{limits.concurrency} calls at once")
+    if limits.queue_length != default.queue_length:
+        parts.append(f"{limits.queue_length} more that wait")
+    return ", ".join(parts)
 
 
 def _code(record: dict[str, Any], out: Output) -> None:
