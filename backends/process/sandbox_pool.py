@@ -137,7 +137,7 @@ class SandboxPool:
                 lost += 1
                 zygote.note_end()
                 self._lost(zygote)
-                if zygote.ended_in_imports:
+                if zygote.ended_in_imports and (lost == _ATTEMPTS or not zygote.was_killed):
                     raise ImportFailed(zygote.ended_in_imports) from None
                 continue
             if sandbox is not None:
@@ -204,6 +204,7 @@ class _Zygote:
     def __init__(self, content: SandboxContent, ahead: int, niceness: int = 0) -> None:
         self.facts: dict[str, str] = {}
         self.ended_in_imports = ""  # how, if packages of functions may be at fault
+        self.was_killed = False  # in its imports: by these, or from outside
         self._is_ready = False
         self._content = content
         self._lock = threading.Lock()
@@ -245,6 +246,7 @@ class _Zygote:
             self._kill_group()
             code = self._reap()
             self.ended_in_imports = f"its imports ended the process with code {code}"
+            self.was_killed = code == -signal.SIGKILL
 
     def take(self, deadline_ns: int) -> Sandbox | None:
         """Take a sandbox; None if the next one is dead, then another one is requested.

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import gc
 import os
+import signal
 import textwrap
 import threading
 import time
@@ -140,6 +141,18 @@ def test_imports_that_take_too_long_end_with_a_reason(
 ) -> None:
     monkeypatch.setattr(import_limits, "LIMITS", ImportLimits(wall_s=0.3))
     assert refused(pool, "") == "its imports take more than 0.3 s"
+
+
+def test_a_zygote_that_is_killed_from_outside_in_its_imports_is_replaced(pool: SandboxPool) -> None:
+    os.kill(pool.pid(), signal.SIGKILL)
+    pool.take(time.monotonic_ns() + 30_000_000_000).close()
+
+
+def test_imports_that_kill_their_process_each_time_end_with_a_reason(pool: SandboxPool) -> None:
+    kill = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    (Path(pool.content.environment) / "greedy.py").write_text(kill)
+    with pytest.raises(ImportFailed, match="ended the process with code -9"):
+        pool.take(time.monotonic_ns() + 30_000_000_000)
 
 
 @pytest.mark.parametrize("text", ["", "os._exit(3)"])
