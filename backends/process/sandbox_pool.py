@@ -133,6 +133,9 @@ class SandboxPool:
                 raise ImportFailed(
                     f"its packages take part in the engine's messages: {error}"
                 ) from None
+            except ImportFailed:
+                self._lost(zygote)  # it ends after this message
+                raise
             except (EOFError, OSError):
                 lost += 1
                 zygote.note_end()

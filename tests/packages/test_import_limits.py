@@ -155,6 +155,16 @@ def test_imports_that_kill_their_process_each_time_end_with_a_reason(pool: Sandb
         pool.take(time.monotonic_ns() + 30_000_000_000)
 
 
+def test_each_call_gets_the_reason_why_imports_fail(pool: SandboxPool) -> None:
+    module = Path(pool.content.environment) / "greedy.py"
+    module.write_text("raise ValueError('no room')\n")
+    for _ in range(2):
+        with pytest.raises(ImportFailed, match="ValueError: no room"):
+            pool.take(time.monotonic_ns() + 30_000_000_000)
+    module.write_text("")
+    pool.take(time.monotonic_ns() + 30_000_000_000).close()
+
+
 @pytest.mark.parametrize("text", ["", "os._exit(3)"])
 def test_the_number_of_a_session_is_taken_as_long_as_it_is_watched(
     pool: SandboxPool, monkeypatch: pytest.MonkeyPatch, text: str
