@@ -20,6 +20,7 @@ are removed, the longest unused first.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -61,6 +62,7 @@ from dandelion.packages.requirements import (
 )
 
 _PREPARING = ".preparing-"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Environments:
@@ -124,7 +126,7 @@ class Environments:
             DiskFull, EnvironmentsFull: there is no room.
         """
         requirements = self._checked(packages, wheels, where)
-        with _placed(where):
+        with _placed(where), _reported(self._folder):
             chosen, key = self._prepare(requirements, wheels)
         try:
             yield requirements, chosen
@@ -143,10 +145,11 @@ class Environments:
         if not code.wheels:
             return ""
         key = environment_key(code.wheels)
-        with self._lock:
-            if key in self._held or self._hold(key):
-                return self.place(code)
-        _, key = self._prepare(code.packages, code.wheels)
+        with _reported(self._folder):
+            with self._lock:
+                if key in self._held or self._hold(key):
+                    return self.place(code)
+            _, key = self._prepare(code.packages, code.wheels)
         self._unpin(key)
         return self.place(code)
 
@@ -275,8 +278,6 @@ class Environments:
         try:
             folder.chmod(0o755)
             yield folder
-        except OSError as error:
-            raise _no_disk(self._folder, error) from None
         finally:
             remove(folder)
             os.close(lock)
@@ -390,8 +391,18 @@ def _placed(where: str) -> Iterator[None]:
         ) from None
 
 
-def _no_disk(folder: Path, error: OSError) -> DandelionError:
-    if isinstance(error, DandelionError):
-        return error
-    free = shutil.disk_usage(folder).free
-    return DiskFull(str(folder), error.strerror or str(error), 0, free)
+@contextlib.contextmanager
+def _reported(folder: Path) -> Iterator[None]:
+    """Give errors of the file system that of the folder of environments."""
+    try:
+        yield
+    except DandelionError:  # some are an OSError, too
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in _FULL:
+            existing = next(path for path in (folder, *folder.parents) if path.exists())
+            free_bytes = shutil.disk_usage(existing).free
+            raise DiskFull(str(folder), reason, 0, free_bytes) from None
+        remedy = "let the node's user write to it, or set packages_cache to another folder"
+        raise BackendUnavailable("packages", f"{folder}: {reason}", remedy) from None

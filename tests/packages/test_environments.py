@@ -21,6 +21,7 @@ from dandelion.errors import (
     BackendUnavailable,
     Cancelled,
     DandelionError,
+    DiskFull,
     EnvironmentsFull,
     InternalError,
     InvalidFunction,
@@ -196,6 +197,23 @@ def test_a_damaged_environment_is_made_again(make: Make) -> None:
         assert (site / "a.py").read_text() == "VERSION = '1.0'\n"
     damaged.write_bytes(b"")
     assert prepared(make([code]), "a") == code
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.ENOSPC, DiskFull), (errno.EROFS, BackendUnavailable)]
+)
+def test_a_folder_that_cannot_be_written_is_named(
+    make: Make, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[DandelionError]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    store = make([])
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", refuse)
+        with pytest.raises(kind, match=f"cache: {os.strerror(number)}"):
+            prepared(store, "a")
+    prepared(store, "a")
 
 
 def test_recorded_wheels_come_back_although_there_are_newer_ones(make: Make, wheels: Path) -> None:
