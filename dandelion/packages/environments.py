@@ -147,7 +147,7 @@ class Environments:
         key = environment_key(code.wheels)
         with _reported(self._folder):
             with self._lock:
-                if key in self._held or self._hold(key):
+                if self._hold(key):
                     return self.place(code)
             _, key = self._prepare(code.packages, code.wheels)
         self._unpin(key)
@@ -239,7 +239,7 @@ class Environments:
                     alone.enter_context(self._alone())
                     self._install(folder, key, record)
                 with self._lock:
-                    if chosen and not (key in self._held or self._hold(key)):
+                    if chosen and not self._hold(key):
                         return None
                     self._pin(chosen)
         return chosen
@@ -288,8 +288,15 @@ class Environments:
         return tuple(path.parent.name for path in self._folder.glob(f"*/{RECORD}"))
 
     def _hold(self, key: str) -> bool:
-        """Lock an environment for use, if it is there and whole. Under the lock."""
+        """Lock an environment for use, if it is there and whole. Under the lock.
+
+        One that this node has locked is not counted again, but it may have been deleted since.
+        """
         folder = self._folder / key
+        if key in self._held:
+            if (folder / RECORD).exists():
+                return True
+            os.close(self._held.pop(key))
         if not folder.is_dir():
             return False
         lock = self._locked(key, fcntl.LOCK_SH)

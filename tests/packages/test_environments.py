@@ -199,6 +199,18 @@ def test_a_damaged_environment_is_made_again(make: Make) -> None:
     assert prepared(make([code]), "a") == code
 
 
+def test_an_environment_that_is_deleted_while_the_node_runs_is_made_again(make: Make) -> None:
+    used: list[CodeObject] = []
+    store = make(used)
+    code = prepared(store, "a")
+    used.append(code)
+    site = Path(store.site(code))
+    for path in site.parent.parent.iterdir():
+        remove(path) if path.is_dir() else path.unlink()
+    assert store.site(code) == str(site)
+    assert (site / "a.py").read_text() == "VERSION = '1.0'\n"
+
+
 @pytest.mark.parametrize(
     ("number", "kind"), [(errno.ENOSPC, DiskFull), (errno.EROFS, BackendUnavailable)]
 )
