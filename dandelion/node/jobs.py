@@ -2,17 +2,21 @@
 
 Reading, hashing and copying take as long as there is data. Small amounts are dealt with on the
 loop; everything else in a thread, which posts when it is done.
+
+Loading a function may have to prepare its packages again, and only some preparations are under way
+at once. A load that finds no place is tried again later, and holds no thread until then.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import Executor as Pool
 from functools import partial
 
 from dandelion.driver import InstanceSets
-from dandelion.errors import DandelionError
+from dandelion.errors import DandelionError, Overloaded
 from dandelion.executors import to_dandelion_error
 from dandelion.node.cache import ResultCache, content_key
 from dandelion.node.functions import FunctionStore
@@ -20,6 +24,7 @@ from dandelion.scheduler import CallState, Flow
 
 INLINE_BYTES = 64 * 1024
 """How much the loop itself hashes for a call."""
+_AGAIN_S = 0.25
 
 
 class Jobs:
@@ -51,9 +56,19 @@ class Jobs:
             error: DandelionError | None = None
             try:
                 flow.functions.update(self._store.load(flow))
+            except Overloaded:
+                self._post(load_later)
+                return
             except BaseException as failure:
                 error = to_dandelion_error(failure, flow.name)
             self._post(partial(fetched, flow, error))
+
+        def load_later() -> None:
+            asyncio.get_running_loop().call_later(_AGAIN_S, load_again)
+
+        def load_again() -> None:
+            with contextlib.suppress(RuntimeError):  # the node closes
+                self._pool.submit(load)
 
         self._pool.submit(load)
 

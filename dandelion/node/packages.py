@@ -13,7 +13,14 @@ import msgspec
 
 from dandelion.catalog import Catalog
 from dandelion.documents import CodeDocument, RegistrationDocument
-from dandelion.errors import Cancelled, DandelionError, InvalidFunction, InvalidInput, Problem
+from dandelion.errors import (
+    Cancelled,
+    DandelionError,
+    InvalidFunction,
+    InvalidInput,
+    Overloaded,
+    Problem,
+)
 from dandelion.function import CodeObject, Digest, Environment, FunctionSpec
 from dandelion.packages import Environments, PackageSource
 from dandelion.packages.records import PrepareLimits
@@ -91,6 +98,8 @@ class NodePackages:
                 self._environments.site(code)
             except Cancelled:
                 return
+            except Overloaded:  # by calls, which prepare what they need
+                continue
             except DandelionError as error:
                 _logger.warning("packages %s: %s", ", ".join(code.packages), error)
 

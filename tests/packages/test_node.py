@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import sysconfig
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -12,8 +13,9 @@ import pytest
 
 import dandelion as dd
 from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
-from dandelion.errors import BackendUnavailable, InvalidFunction
+from dandelion.errors import BackendUnavailable, DeadlineExceeded, InvalidFunction
 from dandelion.frontend.server import BackgroundServer
+from dandelion.packages import preparing
 from dandelion.packages.environment_folder import remove
 from dandelion.recording.compare import differences
 from dandelion.recording.records import decode_recording
@@ -191,3 +193,21 @@ def test_the_same_versions_come_back_after_a_restart(tmp_path: Path) -> None:
         assert called(node, "f") == "1.0"  # made again
         assert node.register(function("f", VERSION, "a", imports="a"))[0].version == 2
         assert "2.0" in str(node.describe("f").code[0].wheels)
+
+
+def test_calls_wait_while_others_prepare_their_packages(tmp_path: Path, wheels: Path) -> None:
+    settings = msgspec.structs.replace(
+        SETTINGS, packages_folder=str(wheels), catalog=f"sqlite:{tmp_path / 'data'}"
+    )
+    with dd.Node(settings) as node:
+        node.register(function("f", VERSION, "a", imports="a"))
+        site = Path(node._parts.packages._environments.place(node.describe("f").code[0]))
+    remove(site.parent)
+    with ExitStack() as others:
+        while preparing._places.acquire(blocking=False):
+            others.callback(preparing._places.release)
+        with dd.Node(settings) as node:
+            with pytest.raises(DeadlineExceeded):
+                node.invoke("f", deadline_s=0.1)
+            others.close()
+            assert called(node, "f") == "2.0"
