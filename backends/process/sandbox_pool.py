@@ -31,12 +31,11 @@ from .connected import start_connected
 from .handle import NoSandbox, Sandbox, wait_readable
 from .import_limits import ImportWatch
 from .zygote import QUERY, REPLACE, REQUEST, URGENT
-from .zygote_messages import ForgedMessage, has_ended, read_message
+from .zygote_messages import EXIT_S, ForgedMessage, has_ended, read_message
 from .zygote_start import start_message, start_process
 
 _MESSAGE_BYTES = 64 * 1024
 _ATTEMPTS = 3
-_EXIT_S = 0.2
 _ANSWER_S = 1.0  # a zygote answers at once
 _READY_SOON_NS = 2_000_000
 _NOW = int(socket.MSG_DONTWAIT)
@@ -245,7 +244,7 @@ class _Zygote:
         """Note how it ended, if it did while it loaded packages."""
         if not self._content.environment or self.facts or self.ended_in_imports:
             return
-        if has_ended(self.process.pid, _EXIT_S):
+        if has_ended(self.process.pid, EXIT_S):
             self._kill_group()
             code = self._reap()
             self.ended_in_imports = f"its imports ended the process with code {code}"

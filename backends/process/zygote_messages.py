@@ -16,6 +16,9 @@ import msgspec
 
 from . import wire
 
+EXIT_S = 0.2
+"""After this time the end of a zygote can be seen, if it is why a socket or a child is lost."""
+
 _from_zygote = msgspec.msgpack.Decoder(wire.FromZygote)
 
 
@@ -33,6 +36,7 @@ def read_message(data: bytes, files: list[int], untrusted: int | None) -> wire.F
 
     Raises:
         ForgedMessage: it is not one of a zygote, or it names another process.
+        EOFError: the zygote has ended, and so have its sandboxes.
         OSError: it could not be checked.
     """
     try:
@@ -56,13 +60,18 @@ def _check_sandbox(pid: int, files: list[int], zygote: int) -> None:
 
     Raises:
         ForgedMessage: they are not.
+        EOFError: the zygote has ended; what it forked has another parent then.
         OSError: this process has no descriptor left.
     """
     channel, pidfd, output, *_ = files
     named = _pid_of(pidfd)
     if named == -1:
         return  # it has ended; there is nothing to kill
-    if named != pid or _parent_of(pid) not in (zygote, None):
+    if named != pid:
+        raise ForgedMessage("another process")
+    if _parent_of(pid) not in (zygote, None):
+        if has_ended(zygote, EXIT_S):
+            raise EOFError
         raise ForgedMessage("another process")
     if not stat.S_ISSOCK(os.fstat(channel).st_mode) or not stat.S_ISREG(os.fstat(output).st_mode):
         raise ForgedMessage("other descriptors")

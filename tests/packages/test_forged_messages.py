@@ -12,7 +12,9 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from dandelion.backends.process.zygote_messages import ForgedMessage, read_message
 
 import dandelion as dd
 from dandelion.errors import InvalidFunction
@@ -71,6 +73,18 @@ def test_a_package_cannot_name_a_process_that_the_node_then_kills(
             node.register(function("forges", "return ''"))
         assert victim.poll() is None
     wait_until(lambda: len(_received()) <= before)
+
+
+def test_what_a_zygote_forked_before_it_was_killed_is_not_forged() -> None:
+    """It may still run when its message is read, with another parent."""
+    here = os.getpid()
+    data = msgspec.msgpack.encode({"type": "forked", "pid": here})
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as zygote:
+        for kind in (ForgedMessage, EOFError):
+            files = [os.pidfd_open(here), *(os.open(os.devnull, os.O_RDONLY) for _ in range(3))]
+            with pytest.raises(kind):
+                read_message(data, [files[1], files[0], *files[2:]], zygote.pid)
+            zygote.kill()
 
 
 def _received() -> list[str]:
