@@ -44,7 +44,7 @@ def run_job(job: PrepareJob, stopped: threading.Event) -> PrepareAnswer:
         Cancelled: it was stopped.
         Overloaded: too many jobs run or wait.
         InvalidFunction: the requirements cannot be fulfilled, or that takes more than the limits.
-        BackendUnavailable: the index cannot be reached.
+        BackendUnavailable: the index cannot be reached, or the process was killed from outside.
         InternalError: the process failed.
     """
     if not _places.acquire(blocking=False):
@@ -124,5 +124,8 @@ def _death(job: PrepareJob, code: int) -> DandelionError:
         message = "preparing the packages takes too long"
         limit = f"at most {limits.cpu_s} s of CPU time and {limits.wall_s:g} s in total"
         return InvalidFunction((Problem("too-much-time", message, expected=limit),))
+    if code == -signal.SIGKILL:  # its limits end it in other ways
+        remedy = "try again; perhaps the machine is out of memory"
+        return BackendUnavailable("packages", "the process that prepares them was killed", remedy)
     message = f"preparing the packages ended by signal {-code}"
     return InvalidFunction((Problem("prepare-failed", message),))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 
@@ -334,6 +335,21 @@ def test_closing_ends_a_preparation(tmp_path: Path, silent: socket.socket) -> No
                 preparation.result(20)
     assert children() <= before
     assert not list((tmp_path / "cache").glob(".preparing*"))
+
+
+def test_a_process_that_is_killed_from_outside_is_no_fault_of_packages(
+    tmp_path: Path, silent: socket.socket
+) -> None:
+    before = children()
+    source = PackageSource(index=f"http://127.0.0.1:{silent.getsockname()[1]}/simple")
+    store = Environments(tmp_path / "cache", source, LIMITS, list)
+    with ThreadPoolExecutor(1) as pool, closing(store):
+        preparation = pool.submit(prepared, store, "a")
+        with silent.accept()[0]:
+            (process,) = children() - before
+            os.kill(int(process), signal.SIGKILL)
+            with pytest.raises(BackendUnavailable, match="was killed"):
+                preparation.result(20)
 
 
 def test_the_process_reads_no_files_but_wheels(make: Make, wheels: Path, tmp_path: Path) -> None:
