@@ -313,19 +313,28 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
-def _raised(error: BaseException, program: wire.PythonProgram) -> wire.DidRaise:
-    kind = type(error).__name__
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception of the user's code."""
     try:
-        text = str.__str__(str(error))  # it may be an instance of the user's subclass of str
+        return str.__str__(str(error))  # it may be an instance of the user's subclass of str
     except BaseException:  # the user's code may raise anything
-        text = "(no text: str() of the exception failed)"
+        return "(no text: str() of the exception failed)"
+
+
+def shown(error: BaseException, text: str) -> str:
+    """Return class and text of an exception, cut to what a message can have."""
+    kind = type(error).__name__
+    line = f"{kind}: {text}" if text else kind
+    return line.encode("utf-8", "replace").decode()[:_TEXT_LIMIT]
+
+
+def _raised(error: BaseException, program: wire.PythonProgram) -> wire.DidRaise:
+    text = text_of(error)
     frames = _frames(error.__traceback__, program)
     if len(frames) > _FRAME_LIMIT:
         frames = frames[: _FRAME_LIMIT // 2] + frames[-_FRAME_LIMIT // 2 :]
     advice = modules.advice(error, text)
-    text = f"{text}; {advice}" if advice else text
-    shown = f"{kind}: {text}" if text else kind
-    return wire.DidRaise(shown.encode("utf-8", "replace").decode()[:_TEXT_LIMIT], frames)
+    return wire.DidRaise(shown(error, f"{text}; {advice}" if advice else text), frames)
 
 
 def _frames(traceback: TracebackType | None, program: wire.PythonProgram) -> list[wire.Frame]:

@@ -125,7 +125,8 @@ def _prepare(
     try:
         modules.load(settings.imports)
     except BaseException as error:
-        raise _ImportFailed(host.cleaned(f"{type(error).__name__}: {error}")) from error
+        shown = sandbox.shown(error, sandbox.text_of(error))
+        raise _ImportFailed(host.cleaned(shown)) from error
     if left := _left_by_imports(restricted, own):
         raise _ImportFailed(f"importing {', '.join(settings.imports)} {left}")
     mapped_bytes = _mapped_bytes(restricted)

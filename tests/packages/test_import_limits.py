@@ -155,6 +155,22 @@ def test_imports_that_kill_their_process_each_time_end_with_a_reason(pool: Sandb
         pool.take(time.monotonic_ns() + 30_000_000_000)
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("ValueError('x' * 100_000)", "ValueError: xxx"),
+        ("ValueError('a\\udcff')", r"ValueError: a\?"),
+        ("type('Silent', (Exception,), {'__str__': None})", r"Silent: \(no text"),
+    ],
+)
+def test_what_imports_raise_is_shown_whatever_its_text(
+    pool: SandboxPool, text: str, reason: str
+) -> None:
+    (Path(pool.content.environment) / "greedy.py").write_text(f"raise {text}\n")
+    with pytest.raises(ImportFailed, match=reason):
+        pool.take(time.monotonic_ns() + 30_000_000_000)
+
+
 def test_each_call_gets_the_reason_why_imports_fail(pool: SandboxPool) -> None:
     module = Path(pool.content.environment) / "greedy.py"
     module.write_text("raise ValueError('no room')\n")
