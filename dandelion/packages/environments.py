@@ -103,7 +103,7 @@ class Environments:
             InvalidFunction, BackendUnavailable: see `prepare`.
         """
         requirements = self._checked(packages, wheels, where)
-        with _placed(where):
+        with _placed(where), _reported(self._folder):
             return requirements, run_job(self._job(requirements, wheels), self._stopped).wheels
 
     @contextlib.contextmanager

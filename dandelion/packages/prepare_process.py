@@ -85,7 +85,7 @@ def prepare(job: PrepareJob, wheel_folder: int | None) -> PrepareAnswer:
     except OSError as error:
         if error.errno not in _NO_DISK:
             raise
-        return PrepareAnswer(unavailable=f"the folder of environments: {error.strerror}")
+        return PrepareAnswer(disk_error=error.errno)
     except MemoryError:
         message = f"resolving takes more than {job.limits.memory_bytes >> 20} MiB of memory"
         return PrepareAnswer(problems=(Problem("too-much-memory", message),))

@@ -46,6 +46,7 @@ def run_job(job: PrepareJob, stopped: threading.Event) -> PrepareAnswer:
         InvalidFunction: the requirements cannot be fulfilled, or that takes more than the limits.
         BackendUnavailable: the index cannot be reached, or the process was killed from outside.
         InternalError: the process failed.
+        OSError: the disk is full, or failed.
     """
     if not _places.acquire(blocking=False):
         raise Overloaded(JOBS_LIMIT, JOBS_LIMIT, "preparations of packages")
@@ -55,6 +56,8 @@ def run_job(job: PrepareJob, stopped: threading.Event) -> PrepareAnswer:
         _places.release()
     if answer.problems:
         raise InvalidFunction(answer.problems)
+    if answer.disk_error:
+        raise OSError(answer.disk_error, os.strerror(answer.disk_error))
     if answer.unavailable:
         raise BackendUnavailable("packages", answer.unavailable, "try again, or ask the operator")
     return answer

@@ -64,8 +64,10 @@ class PrepareAnswer(msgspec.Struct, frozen=True):
         wheels: that were chosen.
         problems: why it cannot be prepared; then there are no wheels.
         unavailable: the index cannot be reached, or does not answer as an index.
+        disk_error: number of the system's error if the disk is full, or fails.
     """
 
     wheels: dict[str, Digest] = {}
     problems: tuple[Problem, ...] = ()
     unavailable: str = ""
+    disk_error: int = 0

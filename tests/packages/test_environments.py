@@ -375,12 +375,13 @@ def test_links_to_folders_are_not_sealed(tmp_path: Path) -> None:
         sealed(site, {})
 
 
-def test_a_full_disk_is_not_a_fault_of_the_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_reported_as_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("dandelion.packages.resolving.resolve", full)
     job = PrepareJob(os.getpid(), ("a",), {}, PackageSource(), PrepareLimits())
-    assert "No space" in prepare_process.prepare(job, None).unavailable
+    answer = prepare_process.prepare(job, None)
+    monkeypatch.setattr(preparing, "_answer", lambda *_: answer)
+    with pytest.raises(DiskFull, match="No space"):
+        prepared(make([]), "a")
