@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from dandelion.data import Bytes, Item
 from dandelion.errors import nearest
 
-from .failures import ItemRefused
+from .failures import ItemFailed, ItemRefused
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 LIMIT_BYTES = 8 * 1024
@@ -75,12 +75,12 @@ class ByteRange:
         """Return start and end (not included) in an object.
 
         Raises:
-            ItemRefused: it begins behind the end.
+            ItemFailed: it begins behind the end.
         """
         if self.first is None:
             return max(0, size_bytes - (self.last or 0)), size_bytes
         if self.first >= size_bytes:
-            raise ItemRefused(f"the range begins at {self.first}, but there are {size_bytes} bytes")
+            raise ItemFailed(f"the range begins at {self.first}, but there are {size_bytes} bytes")
         end = size_bytes if self.last is None else min(self.last + 1, size_bytes)
         return self.first, end
 
