@@ -30,7 +30,6 @@ import errno
 import logging
 import select
 import socket
-import ssl
 import time
 from collections import deque
 from collections.abc import Callable
@@ -38,6 +37,7 @@ from collections.abc import Callable
 from dandelion.frontend.admission import LINGER_S, ConnectionTable, Peer, Wait, reset
 from dandelion.frontend.problem import Stalled
 from dandelion.frontend.problem_response import closing_response
+from dandelion.frontend.tls import Certificate
 
 log = logging.getLogger("dandelion.frontend")
 
@@ -120,7 +120,7 @@ class Newcomer:
 
     def expire(self) -> None:
         """Close it, with an error response if part of a head has arrived."""
-        if self.has_begun and self._acceptor.tls is None:
+        if self.has_begun and self._acceptor.certificate is None:
             error = Stalled("head", self.table.limits.head_s)
             self.discard_input()
             with contextlib.suppress(OSError):
@@ -147,7 +147,7 @@ class Acceptor:
         listener: a listening socket; it is not closed here.
         table: counts connections.
         factory: makes the protocol of a connection; it takes the newcomer's place.
-        tls: of the connections; None for plain TCP.
+        certificate: of the connections, for TLS; None for plain TCP.
     """
 
     def __init__(
@@ -156,10 +156,10 @@ class Acceptor:
         listener: socket.socket,
         table: ConnectionTable,
         factory: Callable[[Newcomer], asyncio.Protocol],
-        tls: ssl.SSLContext | None = None,
+        certificate: Certificate | None = None,
     ) -> None:
         self.table = table
-        self.tls = tls
+        self.certificate = certificate
         self._loop = loop
         self._listener = listener
         self._factory = factory
@@ -236,7 +236,7 @@ class Acceptor:
         newcomer.looks += 1
         head = begun.lstrip(b"\r\n")  # allowed before a request
         newcomer.has_begun = bool(head)
-        if begun and self.tls is not None:
+        if begun and self.certificate is not None:
             self._start_opening(newcomer)
             return True
         if begun and (_is_over(head) or newcomer.looks >= LOOKS or len(begun) == LOOK_BYTES):
@@ -261,14 +261,14 @@ class Acceptor:
         opening.add_done_callback(self._opening.pop)
 
     async def _open(self, newcomer: Newcomer) -> None:
-        limit_s = None if self.tls is None else self.table.limits.head_s
+        certificate = self.certificate
         try:
             await self._loop.connect_accepted_socket(
                 lambda: self._factory(newcomer),
                 newcomer.socket,
-                ssl=self.tls,
-                ssl_handshake_timeout=limit_s,
-                ssl_shutdown_timeout=None if self.tls is None else LINGER_S,
+                ssl=None if certificate is None else certificate.context,
+                ssl_handshake_timeout=None if certificate is None else self.table.limits.head_s,
+                ssl_shutdown_timeout=None if certificate is None else LINGER_S,
             )
         except OSError:
             self.table.forget(newcomer)
@@ -294,7 +294,7 @@ class Acceptor:
         self._loop.remove_reader(self._poll)
         if self._late_turn is not None:
             self._late_turn.cancel()
-        handshakes = [] if self.tls is None else list(self._opening.values())
+        handshakes = [] if self.certificate is None else list(self._opening.values())
         for newcomer in [*self._newcomers.values(), *handshakes]:
             self.drop(newcomer)
         self._poll.close()

@@ -89,10 +89,9 @@ class Server(uvicorn.Server):
             self.server_state,
             has_tls=self.certificate is not None,
         )
-        tls = None if self.certificate is None else self.certificate.context
         # uvicorn only calls close() and wait_closed() of its servers
         self.servers = [
-            Acceptor(loop, listener, self._table, protocol, tls)  # type: ignore[misc]
+            Acceptor(loop, listener, self._table, protocol, self.certificate)  # type: ignore[misc]
             for listener in sockets or ()
         ]
         if self.tokens is not None:

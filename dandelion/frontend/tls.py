@@ -21,7 +21,7 @@ class Certificate:
         protocols: that are offered to clients, best first (ALPN).
 
     Attributes:
-        context: for the connections of the server; TLS 1.2 or later.
+        context: for new connections of the server; TLS 1.2 or later.
 
     Raises:
         InvalidInput: a file cannot be read, or the key does not belong to the certificate.
@@ -34,10 +34,13 @@ class Certificate:
         self.context = self._loaded()
 
     def reload(self) -> None:
-        """Read the files again, for new connections; if that fails, the old ones stay in use."""
+        """Read the files again, for new connections; if that fails, the old ones stay in use.
+
+        The context is a new one: a context has a certificate for each type of key, so that with
+        an old RSA certificate and a new one for ECDSA it would go on with both.
+        """
         try:
-            self._loaded()  # a context that fails half-way has a key without its certificate
-            self._load(self.context)
+            self.context = self._loaded()
         except InvalidInput as error:
             log.error("the old certificate stays in use", extra={"why": str(error)})
         else:
@@ -47,16 +50,13 @@ class Certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(self._protocols)
-        self._load(context)
-        return context
-
-    def _load(self, context: ssl.SSLContext) -> None:
         try:
             context.load_cert_chain(self._chain, self._key, password="")  # never ask a terminal
         except (OSError, ValueError) as error:
             hint = "give PEM files that belong together, and a key without a password"
             what = getattr(error, "strerror", None) or getattr(error, "reason", None) or str(error)
             raise InvalidInput("tls_cert", f"{self._chain}, {self._key}: {what}", hint) from None
+        return context
 
 
 def certificate_of(

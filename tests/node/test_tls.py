@@ -30,12 +30,18 @@ from .served import DOCUMENT, SETTINGS
 TIMEOUT_S = 20.0
 
 
-def certificate(folder: Path, name: str = "127.0.0.1") -> tuple[str, str]:
+ECDSA = ("ec", "-pkeyopt", "ec_paramgen_curve:P-256")
+RSA = ("rsa:2048",)
+
+
+def certificate(
+    folder: Path, name: str = "127.0.0.1", key_type: tuple[str, ...] = ECDSA
+) -> tuple[str, str]:
     """Make a certificate that signs itself; return its file and that of its key."""
     chain, key = str(folder / "cert.pem"), str(folder / "key.pem")
     kind = "IP" if name[0].isdigit() else "DNS"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+        ["openssl", "req", "-x509", "-newkey", *key_type,
          "-nodes", "-days", "2", "-subj", f"/CN={name}", "-addext", f"subjectAltName={kind}:{name}",
          "-keyout", key, "-out", chain],
         check=True,
@@ -295,7 +301,7 @@ def test_a_signal_reads_the_certificate_again(tmp_path: Path, frontends: int) ->
             place = msgspec.json.decode(process.stdout.readline())
             assert place["url"].startswith("https://")
             old = served_chain(place["port"])
-            certificate(tmp_path)
+            certificate(tmp_path, key_type=RSA)
             assert served_chain(place["port"]) == old
             os.kill(process.pid, signal.SIGHUP)
             new = Path(chain).read_text().strip()
