@@ -107,6 +107,7 @@ class Http2Protocol(Http2Connection):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvloop's
         """Take the newcomer's place in the table, and send the server's settings."""
         self._transport = transport
+        transport.set_write_buffer_limits(high=limits.PAUSE_BYTES)  # TLS has a larger one
         self._server_state.connections.add(self)  # type: ignore[arg-type]  # uvicorn only calls shutdown()
         self._enter_table()
         self._base: Message = {

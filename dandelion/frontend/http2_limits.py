@@ -24,8 +24,11 @@ HEADERS_LIMIT_BYTES = 32 * 1024
 """Decoded size of the headers of a request; decoding is slower than in HTTP/1.1."""
 TABLE_BYTES = 4096
 """Largest table of the header compression, also if the client allows more."""
+PAUSE_BYTES = 64 * 1024
+"""While more than this waits to be sent, responses wait."""
 BUFFER_BYTES = 256 * 1024
-"""While more than this waits to be sent, nothing is read."""
+"""While more than this waits to be sent, nothing is read. It is larger than `PAUSE_BYTES`, since
+reading goes on when responses do."""
 LINGER_BYTES = 1024 * 1024
 """How much input of a closing connection is discarded before it is reset."""
 SMALL_DATA_BYTES = 256

@@ -26,14 +26,20 @@ class Http2Client:
     Args:
         port: of the server.
         settings: sent first, by code.
+        connected: to the server; by default a new connection without TLS.
 
     Attributes:
         events: all that were received.
         is_closed: whether the server closed the connection.
     """
 
-    def __init__(self, port: int, settings: dict[int, int] | None = None) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+    def __init__(
+        self,
+        port: int,
+        settings: dict[int, int] | None = None,
+        connected: socket.socket | None = None,
+    ) -> None:
+        self._socket = connected or socket.create_connection(("127.0.0.1", port), timeout=20)
         self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
         self._received = b""
         if settings:

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import h2.events
 import h2.exceptions
@@ -34,7 +35,9 @@ from hypothesis import strategies as st
 
 from dandelion.errors import BackendUnavailable
 from dandelion.frontend import http2_limits as limits
+from dandelion.frontend import server
 from dandelion.frontend.http2_limits import FrameBudget, FrameScanner
+from dandelion.frontend.listener import bind
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node
 from dandelion.tokens import Right
@@ -448,6 +451,59 @@ def test_a_closed_window_opens_again(served: Served) -> None:
         client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 50_000})
         client.flush()
         assert client.response(stream)[1] == body
+
+
+def with_small_buffer(*address: Any) -> socket.socket:
+    """Listen with connections of which the kernel buffers little."""
+    listening = bind(*address)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
+    return listening
+
+
+def slow_tls(port: int, chain: str) -> ssl.SSLSocket:
+    """Connect by HTTP/2 over TLS, as a client that reads little at a time."""
+    trusting = ssl.create_default_context(cafile=chain)
+    trusting.set_alpn_protocols(["h2"])
+    plain = socket.socket()
+    plain.settimeout(20)
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+    plain.connect(("127.0.0.1", port))
+    return trusting.wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+def test_over_tls_a_slow_reader_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "bind", with_small_buffer)
+    chain, key = certificate(tmp_path)
+    settings = msgspec.structs.replace(HTTP2, tls_cert=chain, tls_key=key)
+    body = random.Random(7).randbytes(400_000)  # between the limit of reading and that of TLS
+    with (
+        serving(settings) as served,
+        Http2Client(
+            served.port,
+            {SettingCodes.INITIAL_WINDOW_SIZE: 0},
+            slow_tls(served.port, chain),
+        ) as client,
+    ):
+        client.h2.increment_flow_control_window(1 << 20)
+        stream = client.request("/v1/invoke/echo", None)
+        for at in range(0, len(body), 16_000):
+            while client.h2.local_flow_control_window(stream) < 16_000:
+                client.wait(h2.events.WindowUpdated)
+            client.h2.send_data(stream, body[at : at + 16_000])
+            client.flush()
+        client.h2.end_stream(stream)
+        client.flush()
+        client.wait(h2.events.ResponseReceived)
+        client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 1 << 20})
+        client.flush()
+        first = client.wait(h2.events.DataReceived)
+        assert first is not None
+        client.h2.ping(b"12345678")  # is read while the rest of the response waits
+        client.flush()
+        assert first.data + client.response(stream)[1] == body
+        assert client.response(client.request("/v1/invoke/echo", b"")) == (200, b"")
 
 
 @given(st.lists(st.tuples(st.sampled_from([0, 1, 3, 4, 6, 8, 9, 77]), st.integers(0, 700))),
