@@ -21,6 +21,7 @@ time-out, so the first one expires first and is evicted first. Each step takes c
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import enum
 import ipaddress
@@ -28,6 +29,7 @@ import itertools
 import logging
 import socket
 import struct
+import sys
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -44,6 +46,8 @@ _LOOKS = 16
 _SLOW_AFTER_S = 1.0
 _REPORT_S = 10.0
 _NO_LINGER = struct.pack("ii", 1, 0)
+_ACKED = slice(120, 128)
+"""Of the bytes of tcp_info: tcpi_bytes_acked."""
 
 
 class Wait(enum.IntEnum):
@@ -245,6 +249,22 @@ def reset(connection: socket.socket) -> None:
     """Make the kernel drop unsent data when the connection is closed."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+
+
+def read_bytes(transport: asyncio.Transport) -> int:
+    """Return how much of what was sent on a connection has reached the client so far.
+
+    Buffers on this side do not tell it: the kernel takes megabytes, and then nothing before a third
+    of that was read.
+
+    Source: tcp_info in linux/tcp.h, since Linux 4.1.
+    """
+    connection = transport.get_extra_info("socket")
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED.stop)
+    except (AttributeError, OSError):  # it is closed
+        return 0
+    return int.from_bytes(info[_ACKED], sys.byteorder)
 
 
 def _peer_key(address: str) -> str:

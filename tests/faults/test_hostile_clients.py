@@ -352,6 +352,26 @@ def test_a_body_that_the_node_does_not_read_is_not_stalled(quick: Served) -> Non
 
 
 @pytest.mark.parametrize("close", [b"", b"Connection: close\r\n"])
+def test_a_steady_reader_may_take_its_time(close: bytes) -> None:
+    size = 7 << 20  # more than the kernel keeps for both sides
+    head = HEAD % b"echo" + close + b"Content-Type: application/octet-stream\r\n"
+    with serving(**SHORT_BODIES | {"body_rate_bytes": 1000}) as served:
+
+        def reply_arrives() -> bool:
+            connection = served.connect(read_bytes=16384)
+            connection.sendall(head + b"Content-Length: %d\r\n\r\n" % size + bytes(size))
+            received = 0
+            for _ in range(20):  # about a second: several times the time-out
+                time.sleep(0.05)
+                received += len(connection.recv(16384))
+            while received < size and (piece := connection.recv(1 << 20)):
+                received += len(piece)
+            return received >= size
+
+        until_no_stall(reply_arrives)
+
+
+@pytest.mark.parametrize("close", [b"", b"Connection: close\r\n"])
 def test_a_reply_that_is_not_read_is_given_up(quick: Served, close: bytes) -> None:
     size = 7 << 20  # more than the kernel keeps for both sides
     at_rest = quick.node.info().arena.contexts
