@@ -251,7 +251,7 @@ def reset(connection: socket.socket) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
 
 
-def read_bytes(transport: asyncio.Transport) -> int:
+def acknowledged_bytes(transport: asyncio.Transport) -> int:
     """Return how much of what was sent on a connection has reached the client so far.
 
     Buffers on this side do not tell it: the kernel takes megabytes, and then nothing before a third

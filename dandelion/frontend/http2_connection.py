@@ -32,7 +32,7 @@ from h2.stream import StreamClosedBy, StreamState
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame
 
 from dandelion.frontend.acceptor import Newcomer
-from dandelion.frontend.admission import Peer, Wait, read_bytes, reset
+from dandelion.frontend.admission import Peer, Wait, acknowledged_bytes, reset
 from dandelion.frontend.http2_stream import Http2Stream
 from dandelion.frontend.problem import Stalled
 from dandelion.frontend.problem_response import RETRY_AFTER_S
@@ -167,7 +167,7 @@ class Http2Connection(asyncio.Protocol, abc.ABC):
     def moved(self) -> int:
         """Return the number of bytes received, or read by the client while it reads."""
         if self.wait is Wait.RESPONSE:
-            return read_bytes(self._transport)
+            return acknowledged_bytes(self._transport)
         return self._received_bytes
 
     def blocked(self) -> bool:

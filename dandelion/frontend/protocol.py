@@ -28,7 +28,7 @@ from uvicorn.server import ServerState
 from dandelion.errors import DandelionError
 from dandelion.frontend.acceptor import Newcomer
 from dandelion.frontend.access import OPEN_PATHS
-from dandelion.frontend.admission import Peer, Wait, read_bytes, reset
+from dandelion.frontend.admission import Peer, Wait, acknowledged_bytes, reset
 from dandelion.frontend.asgi import (
     TASK,
     Application,
@@ -218,7 +218,7 @@ class Protocol(FlowControl):
     def moved(self) -> int:
         """Return the number of bytes received, or read by the client while it reads a response."""
         if self.wait is Wait.RESPONSE:
-            return read_bytes(self.transport)
+            return acknowledged_bytes(self.transport)
         return self._received_bytes
 
     def blocked(self) -> bool:

@@ -93,6 +93,17 @@ class Http2Client:
         self.flush()
         return stream
 
+    def send_body(self, stream: int, body: bytes) -> None:
+        """Send the body and the end of a request whose end is missing, as windows allow."""
+        for at in range(0, len(body), _FRAME_BYTES):
+            piece = body[at : at + _FRAME_BYTES]
+            while self._h2.local_flow_control_window(stream) < len(piece):
+                self.wait(h2.events.WindowUpdated)
+            self._h2.send_data(stream, piece)
+            self.flush()
+        self._h2.end_stream(stream)
+        self.flush()
+
     def wait(
         self, kind: type[_Event], accept: Callable[[_Event], bool] = lambda _: True
     ) -> _Event | None:

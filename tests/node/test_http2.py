@@ -439,14 +439,7 @@ def test_a_closed_window_opens_again(served: Served) -> None:
     body = random.Random(7).randbytes(100_000)
     with served.connect({SettingCodes.INITIAL_WINDOW_SIZE: 0}) as client:
         stream = client.request("/v1/invoke/echo", None)
-        client.h2.send_data(stream, body[:16_000])
-        for at in range(16_000, len(body), 12_000):
-            while client.h2.local_flow_control_window(stream) < 12_000:
-                client.wait(h2.events.WindowUpdated)
-            client.h2.send_data(stream, body[at : at + 12_000])
-            client.flush()
-        client.h2.end_stream(stream)
-        client.flush()
+        client.send_body(stream, body)
         assert client.wait(h2.events.ResponseReceived) is not None
         client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 50_000})
         client.flush()
@@ -488,13 +481,7 @@ def test_over_tls_a_slow_reader_is_read_again(
     ):
         client.h2.increment_flow_control_window(1 << 20)
         stream = client.request("/v1/invoke/echo", None)
-        for at in range(0, len(body), 16_000):
-            while client.h2.local_flow_control_window(stream) < 16_000:
-                client.wait(h2.events.WindowUpdated)
-            client.h2.send_data(stream, body[at : at + 16_000])
-            client.flush()
-        client.h2.end_stream(stream)
-        client.flush()
+        client.send_body(stream, body)
         client.wait(h2.events.ResponseReceived)
         client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 1 << 20})
         client.flush()
