@@ -34,7 +34,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from dandelion.frontend.admission import LINGER_S, ConnectionTable, Peer, Wait, reset
+from dandelion.frontend.admission import ConnectionTable, Peer, Wait, reset
 from dandelion.frontend.problem import Stalled
 from dandelion.frontend.problem_response import closing_response
 from dandelion.frontend.tls import Certificate
@@ -57,6 +57,9 @@ LOOKS = 32
 _PAUSE_S = 0.1
 _EVENTS = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 _ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+_SHUTDOWN_S = 86400.0
+"""How long TLS waits for the end of a connection, which includes all unsent data: the table ends it
+before, when the client reads no more."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -268,7 +271,7 @@ class Acceptor:
                 newcomer.socket,
                 ssl=None if certificate is None else certificate.context,
                 ssl_handshake_timeout=None if certificate is None else self.table.limits.head_s,
-                ssl_shutdown_timeout=None if certificate is None else LINGER_S,
+                ssl_shutdown_timeout=None if certificate is None else _SHUTDOWN_S,
             )
         except OSError:
             self.table.forget(newcomer)

@@ -24,12 +24,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import fcntl
 import ipaddress
 import itertools
 import logging
+import math
 import socket
 import struct
 import sys
+import termios
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -45,6 +48,7 @@ SWEEP_LIMIT = 256
 _LOOKS = 16
 _SLOW_AFTER_S = 1.0
 _REPORT_S = 10.0
+_LOOK_S = 0.1
 _NO_LINGER = struct.pack("ii", 1, 0)
 _ACKED = slice(120, 128)
 """Of the bytes of tcp_info: tcpi_bytes_acked."""
@@ -265,6 +269,45 @@ def acknowledged_bytes(transport: asyncio.Transport) -> int:
     except (AttributeError, OSError):  # it is closed
         return 0
     return int.from_bytes(info[_ACKED], sys.byteorder)
+
+
+def close_gently(
+    transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, limit_s: float = math.inf
+) -> None:
+    """Close a connection when its client has got everything, after ``limit_s`` in any case.
+
+    Without TLS the kernel does this. TLS would also wait for the client's own end, and a client
+    that keeps the connection for a later request reads nothing, so it sends none.
+    """
+    transport.close()
+    if transport.get_extra_info("sslcontext") is not None:
+        loop.call_later(_LOOK_S, _end_read, transport, loop, loop.time() + limit_s, -1)
+
+
+def _end_read(
+    transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, deadline: float, before: int
+) -> None:
+    """Close it if everything has arrived and nothing did since the look `before`.
+
+    Below TLS the loop keeps data of its own, whose size it does not tell. Between two looks it
+    gives some to the kernel if that has none.
+    """
+    arrived = acknowledged_bytes(transport)
+    unread = transport.get_write_buffer_size() or _unread_bytes(transport) or arrived != before
+    if unread and loop.time() < deadline:
+        loop.call_later(_LOOK_S, _end_read, transport, loop, deadline, arrived)
+    else:
+        transport.abort()
+
+
+def _unread_bytes(transport: asyncio.Transport) -> int:
+    """Return how much the kernel has sent or will send that has not reached the client."""
+    connection = transport.get_extra_info("socket")
+    try:
+        found = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
+    except (AttributeError, OSError, ValueError):  # it is closed
+        return 0
+    return int.from_bytes(found, sys.byteorder)
 
 
 def _peer_key(address: str) -> str:

@@ -41,6 +41,7 @@ from dandelion.errors import DandelionError
 from dandelion.frontend import http2_limits as limits
 from dandelion.frontend.acceptor import Newcomer
 from dandelion.frontend.access import OPEN_PATHS
+from dandelion.frontend.admission import close_gently
 from dandelion.frontend.asgi import Application, Header, Message, Receive, Scope, Send
 from dandelion.frontend.http2_connection import (
     GracefulH2Connection,
@@ -156,8 +157,9 @@ class Http2Protocol(Http2Connection):
         self._close_if_idle()
 
     def _close_if_idle(self) -> None:
-        if self._draining and not self._streams and not self._lingers:
-            self._transport.close()
+        ends = self._lingers or self._transport.is_closing()
+        if self._draining and not self._streams and not ends:
+            close_gently(self._transport, self._loop)
             self._update_wait()
 
     # --- input ----------------------------------------------------------------------------------

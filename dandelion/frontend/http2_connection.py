@@ -157,7 +157,7 @@ class Http2Connection(asyncio.Protocol, abc.ABC):
         if self._lingers:
             return Wait.LINGER
         if self._transport.is_closing():
-            return Wait.RESPONSE if self._transport.get_write_buffer_size() else None
+            return Wait.RESPONSE
         if not self._can_write.is_set():
             return Wait.RESPONSE
         if self._streams:

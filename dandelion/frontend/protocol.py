@@ -28,7 +28,14 @@ from uvicorn.server import ServerState
 from dandelion.errors import DandelionError
 from dandelion.frontend.acceptor import Newcomer
 from dandelion.frontend.access import OPEN_PATHS
-from dandelion.frontend.admission import Peer, Wait, acknowledged_bytes, reset
+from dandelion.frontend.admission import (
+    LINGER_S,
+    Peer,
+    Wait,
+    acknowledged_bytes,
+    close_gently,
+    reset,
+)
 from dandelion.frontend.asgi import (
     TASK,
     Application,
@@ -188,7 +195,7 @@ class Protocol(FlowControl):
     def shutdown(self) -> None:
         """Finish the request that runs; called by the server."""
         if self.cycle is None or self.cycle.response_complete:
-            self.transport.close()
+            self.close()
         else:
             self.cycle.keep_alive = False
 
@@ -202,7 +209,7 @@ class Protocol(FlowControl):
         if self.lingers:
             return Wait.LINGER
         if self.transport.is_closing():
-            return Wait.RESPONSE if self.transport.get_write_buffer_size() else None
+            return Wait.RESPONSE
         if self.write_paused:
             return Wait.RESPONSE
         if self._rest:
@@ -240,7 +247,8 @@ class Protocol(FlowControl):
     def abort(self) -> None:
         """Close the connection at once; drop unsent data, also in the kernel."""
         if self._waits_for() is Wait.IDLE and not self.transport.get_write_buffer_size():
-            self.transport.close()  # the client may not have read its response
+            # The client may not have read its response, and the table counts it no longer.
+            close_gently(self.transport, self.loop, LINGER_S)
             return
         kernel = self.transport.get_extra_info("socket")
         if kernel is not None:
@@ -256,8 +264,8 @@ class Protocol(FlowControl):
             if self.transport.can_write_eof():  # TLS cannot close one half
                 self.transport.write_eof()
             self._update_reading()
-        else:
-            self.transport.close()
+        elif not self.transport.is_closing():
+            close_gently(self.transport, self.loop)
         self.update_wait()
 
     def _fail(self, error: DandelionError) -> None:

@@ -38,6 +38,7 @@ from dandelion.tokens import TokenFile
 
 log = logging.getLogger("dandelion.frontend")
 
+_SWEEP_S = 0.1
 DRAIN_S = 10
 OnReady = Callable[[str, int], None]
 """Called with host and port when the server accepts connections."""
@@ -109,13 +110,21 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        sweeping = asyncio.create_task(self._sweep())
         try:
             await self._app.stop()
             await super().shutdown(sockets)
         finally:
+            sweeping.cancel()
             if self._watching is not None:
                 self._watching.cancel()
             await asyncio.to_thread(self.end)  # its threads may wait for this loop
+
+    async def _sweep(self) -> None:
+        """Keep the limits of connections while the server drains, when there are no ticks."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            self._table.sweep(asyncio.get_running_loop().time())
 
     def end(self) -> None:
         """Release everything, after the last request or a start that failed."""

@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -323,3 +324,32 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path, frontends: int) -
     for files in ((chain, ""), ("", key), (chain, certificate(other)[1]), (key, chain), ("x", "y")):
         with pytest.raises(InvalidInput, match="tls_"), serving(*files, frontends):
             pass
+
+
+def test_a_server_that_stops_does_not_wait_for_idle_clients(tmp_path: Path) -> None:
+    chain, key = certificate(tmp_path)
+    settings = msgspec.structs.replace(SETTINGS, tls_cert=chain, tls_key=key)
+    with Node(settings) as node, contextlib.ExitStack() as idle:
+        with BackgroundServer(node) as server:
+            client = idle.enter_context(Client(server.url, tls=chain))
+            client.list()
+            begun_s = time.monotonic()
+        assert time.monotonic() - begun_s < 8
+
+
+def test_a_slow_reader_gets_all_of_a_last_response(tmp_path: Path) -> None:
+    size = 7 << 20  # more than the kernel keeps for both sides
+    chain, key = certificate(tmp_path)
+    head = b"POST /v1/invoke/echo HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    with serving(chain, key, 1, body_timeout_s=1.0, body_rate_bytes=1000) as (node, port):
+        made = Secure(node, port, chain)
+        with made.secure() as connection:
+            kind = b"Content-Type: application/octet-stream\r\n"
+            connection.sendall(head + kind + b"Content-Length: %d\r\n\r\n" % size + bytes(size))
+            received = 0
+            for _ in range(30):
+                time.sleep(0.05)
+                received += len(connection.recv(16384))
+            while piece := connection.recv(1 << 20):
+                received += len(piece)
+        assert received > size
