@@ -191,6 +191,8 @@ GOOD = f'[[tokens]]\nname = "a"\nrights = ["read"]\nsha256 = "{digest_of("a")}"\
 @pytest.mark.parametrize(
     "text",
     [
+        "",
+        "# tokens\n",
         "[[tokens]\n",
         "\xff",
         "other = " + "[" * 5000,
@@ -430,6 +432,10 @@ def test_a_token_is_made_listed_and_removed(command: Command, tmp_path: Path) ->
     assert ci.sha256 not in text
     assert command("remove", "ci")[0] == 0
     assert [r.name for r in read_tokens(path)] == ["ops"]
+    assert command("remove", "ops")[0] == 0
+    assert read_tokens(path) == ()
+    assert command("new", "last", "--rights", "read")[0] == 0
+    assert [r.name for r in read_tokens(path)] == ["last"]
 
 
 def test_json_has_the_token_once(command: Command) -> None:

@@ -11,8 +11,9 @@
     rate = 100.0                            # optional, requests per second
     burst = 200                             # optional
 
-It has no secrets, but a user that may write to it can grant rights. So a file that others may write
-to is refused, and a change replaces the file at once by one with mode 0600.
+A file without tokens says so, ``tokens = []``: an empty one may have been cut off. The file has no
+secrets, but a user that may write to it can grant rights. So one that others may write to is
+refused, and a change replaces the file at once by one with mode 0600.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    tokens: tuple[TokenRecord, ...] = ()
+    tokens: tuple[TokenRecord, ...]
 
 
 def read_tokens(path: Path) -> tuple[TokenRecord, ...]:
@@ -60,6 +61,8 @@ def read_tokens(path: Path) -> tuple[TokenRecord, ...]:
         raise InvalidInput(where, f"cannot read the tokens: {error.strerror}", hint) from None
     except (ValueError, RecursionError) as error:  # also for numbers of 5000 digits
         raise InvalidInput(where, f"not TOML: {error}") from None
+    if not table:
+        raise InvalidInput(where, "the file is empty", "if nobody has a token, write `tokens = []`")
     try:
         records = msgspec.convert(table, _Document).tokens
     except msgspec.ValidationError as error:
@@ -84,7 +87,7 @@ def write_tokens(path: Path, records: Sequence[TokenRecord]) -> None:
     try:
         with os.fdopen(descriptor, "w") as file:
             _keep_owner(path, descriptor)
-            file.write("\n".join(map(_text, records)))
+            file.write("\n".join(map(_text, records)) or "tokens = []\n")
             file.flush()
             os.fsync(file.fileno())
         Path(name).replace(path)
