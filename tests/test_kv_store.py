@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 from collections.abc import Iterator
@@ -230,3 +231,28 @@ def test_limits_hold_before_a_value_is_received(server: Path, direct: redis.Redi
 
     run(scenario())
     assert direct.exists("v")
+
+
+def test_the_loop_is_free_between_items_that_need_no_waiting(
+    server: Path, direct: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of pieces whose replies have all arrived, and before and after these."""
+    monkeypatch.setattr(importlib.import_module("dandelion.backends.stores.turns"), "TURN_S", 0.0)
+    given = {str(n): b"s %d" % n for n in range(4 * engine_module.PIECE_ITEMS)}
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async def scenario() -> None:
+        async with kv(server) as e:
+            counting = asyncio.create_task(count())
+            await e.run(store_call("kv", "KvGet", given))
+            counting.cancel()
+
+    run(scenario())
+    passes = ("jobs", "pieces", "replies", "results")
+    assert turns >= len(passes) * len(given)

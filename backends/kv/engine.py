@@ -10,7 +10,7 @@ repeats a command itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,13 +96,14 @@ class KvEngine(StoresEngine[ConnectionPool, KvStoreSettings]):
             async with piece.store.places.taken(tenant), self._places.taken(tenant):
                 await self._repeated(work, piece)
 
-        await at_once(list(self._pieces(work)), self._settings.concurrency, do)
+        pieces = [piece async for piece in self._pieces(work)]
+        await at_once(pieces, self._settings.concurrency, do)
 
-    def _pieces(self, work: KvWork) -> Iterator[Piece]:
+    async def _pieces(self, work: KvWork) -> AsyncIterator[Piece]:
         """Divide the jobs; raises `RequestRefused` for a value or an option that is not valid."""
         begun: dict[str, Piece] = {}
         sizes: dict[str, int] = {}
-        for position, job in enumerate(work.jobs):
+        async for position, job in self._turns.through(enumerate(work.jobs)):
             name, size = job.store.name, len(job.content)
             piece = begun.get(name)
             if piece and (len(piece.jobs) == PIECE_ITEMS or sizes[name] + size > PIECE_BYTES):
@@ -120,7 +121,8 @@ class KvEngine(StoresEngine[ConnectionPool, KvStoreSettings]):
                 raise typed_failure(error, work.function, job.item.name) from None
             piece.jobs.append((position, job))
             sizes[name] += size
-        yield from begun.values()
+        for piece in begun.values():
+            yield piece
 
     async def _repeated(self, work: KvWork, piece: Piece) -> None:
         """Run a piece, again after a transient failure if that does no harm."""
@@ -162,9 +164,10 @@ class KvEngine(StoresEngine[ConnectionPool, KvStoreSettings]):
             receiver = ValueReceiver(work.budget, value_bytes, progress)
             before = RECEIVER.set(receiver)
             try:
+                await self._turns.pause()
                 left = connection.pack_commands(piece.commands[piece.done :])
                 await connection.send_packed_command(left)
-                for position, job in piece.jobs[piece.done :]:
+                async for position, job in self._turns.through(piece.jobs[piece.done :]):
                     receiver.item = job.item.name
                     await self._reply(work, position, job, connection)
                     receiver.finish()

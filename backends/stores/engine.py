@@ -19,6 +19,7 @@ from .bodies import OutputBudget
 from .failures import ItemFailed, ItemRefused, typed_failure
 from .jobs import Job, JobReader, OpenStore, Operation
 from .settings import StoreSettings, StoresSettings
+from .turns import Turns
 
 C = TypeVar("C")
 S = TypeVar("S", bound=StoreSettings)
@@ -63,6 +64,7 @@ class StoresEngine(AsyncEngine, Generic[C, S]):
         self._settings = settings
         self._operations = operations
         self._places = TenantPlaces(settings.concurrency)
+        self._turns = Turns()
         self._stores = {
             name: OpenStore(
                 name, given, self._open_store(name, given), TenantPlaces(given.concurrency)
@@ -98,12 +100,13 @@ class StoresEngine(AsyncEngine, Generic[C, S]):
     async def _all(self, call: Call) -> InstanceSets:
         spec = call.function.spec
         operation = self._operations[call.function.code.options["operation"]]
-        jobs = await JobReader(call, operation, self._stores, self._check_path).read()
+        reader = JobReader(call, operation, self._stores, self._check_path, self._turns)
+        jobs = await reader.read()
         budget = OutputBudget(spec.name, spec.limits, call.domain)
         work = StoreWork(call, operation, jobs, budget, [()] * len(jobs))
         await self._perform(work)
         sets: list[list[Item]] = [[] for _ in spec.outputs]
-        for produced in work.produced:
+        async for produced in self._turns.through(work.produced):
             for position, item in produced:
                 sets[position].append(item)
         pairs = zip(spec.output_names, sets, strict=True)

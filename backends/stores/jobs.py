@@ -6,7 +6,6 @@ contents. Several items in `to` are matched with the contents by name and key.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -20,10 +19,10 @@ from dandelion.tenant_places import TenantPlaces
 from .failures import ItemFailed, ItemRefused, typed_failure
 from .request import CONTROL, StoreRequest, read_request
 from .settings import StoreSettings
+from .turns import Turns
 
 C = TypeVar("C")
 
-_TURN_ITEMS = 256  # read without a break, which takes about a millisecond
 _SHOWN = 80
 
 
@@ -107,6 +106,7 @@ class JobReader(Generic[C]):
     operation: Operation
     stores: Mapping[str, OpenStore[C]]
     check_path: PathCheck
+    turns: Turns
     _paths: set[tuple[str, str]] = field(default_factory=set)
     _found: dict[str, tuple[OpenStore[C], str]] = field(default_factory=dict)
 
@@ -118,14 +118,12 @@ class JobReader(Generic[C]):
             InvalidInput: contents come without the set that says where they go.
         """
         jobs: list[Job[C]] = []
-        for number, (item, source) in enumerate(self._sources(), 1):
+        async for item, source in self.turns.through(self._sources()):
             try:
                 jobs.append(self._job(item, source))
             except (ItemRefused, ItemFailed) as error:
                 spec = self.call.function.spec
                 raise typed_failure(error, spec, item.name) from None
-            if number % _TURN_ITEMS == 0:
-                await asyncio.sleep(0)
         return jobs
 
     def _sources(self) -> Iterator[tuple[Item, Callable[[], StoreRequest]]]:
