@@ -46,13 +46,17 @@ def unpack(wheel: IO[bytes], folder: Path, spend: Callable[[int, int], None]) ->
             much.
 
     Raises:
-        BadWheel: it is damaged, or it has a file of another wheel with other content.
+        BadWheel: it is damaged, or it has a file that was there before, with other content.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
+            written: set[Path] = set()
             for member, target in list(_members(archive)):
                 spend(0, 1)
-                _write(archive, member, folder / target, spend)
+                if not _write(archive, member, folder / target, spend):
+                    other = "twice in this wheel" if target in written else "also in another wheel"
+                    raise BadWheel(f"'{member.filename}' is {other}, with other content")
+                written.add(target)
     except (
         *(zipfile.BadZipFile, zlib.error, EOFError),
         # zipfile reports damage with these, too
@@ -96,7 +100,8 @@ def _write(
     member: zipfile.ZipInfo,
     target: Path,
     spend: Callable[[int, int], None],
-) -> None:
+) -> bool:
+    """Write a file. False if it exists with other content."""
     exists = target.exists()
     path = target.with_name(f"{target.name}.again") if exists else target
     try:
@@ -109,11 +114,11 @@ def _write(
                 file.write(chunk)
     except (FileExistsError, NotADirectoryError, IsADirectoryError):
         raise BadWheel(f"'{member.filename}' is a file and a folder") from None
-    if exists:
-        same = target.is_file() and filecmp.cmp(path, target, shallow=False)
-        path.unlink()
-        if not same:
-            raise BadWheel(f"'{member.filename}' is also in another wheel, with other content")
+    if not exists:
+        return True
+    same = target.is_file() and filecmp.cmp(path, target, shallow=False)
+    path.unlink()
+    return same
 
 
 def compile_all(folder: Path, spend: Callable[[int, int], None]) -> None:

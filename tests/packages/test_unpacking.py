@@ -60,6 +60,16 @@ def test_names_that_are_too_long_are_refused(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "site").exists()
 
 
+def test_files_that_are_there_twice(tmp_path: Path) -> None:
+    moved = "a-1.data/purelib/a.py"
+    unpack(archive({"a.py": "x = 1", moved: "x = 1"}), tmp_path, free)
+    with pytest.raises(BadWheel, match="another wheel"):
+        unpack(archive({"a.py": "x = 2"}), tmp_path, free)
+    with pytest.raises(BadWheel, match="twice"):
+        unpack(archive({"b.py": "x = 1", "b-1.data/purelib/b.py": "x = 2"}), tmp_path, free)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.py", "b.py"}
+
+
 def test_folders_are_counted_as_files_are(tmp_path: Path) -> None:
     spent = 0
 
