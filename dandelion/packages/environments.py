@@ -20,7 +20,6 @@ are removed, the longest unused first.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
@@ -53,7 +52,7 @@ from dandelion.packages.environment_folder import (
     sealed,
 )
 from dandelion.packages.preparing import run_job
-from dandelion.packages.records import PackageSource, PrepareJob, PrepareLimits
+from dandelion.packages.records import NO_SPACE, PackageSource, PrepareJob, PrepareLimits
 from dandelion.packages.requirements import (
     are_provided,
     check_wheels,
@@ -62,7 +61,6 @@ from dandelion.packages.requirements import (
 )
 
 _PREPARING = ".preparing-"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Environments:
@@ -407,7 +405,7 @@ def _reported(folder: Path) -> Iterator[None]:
         raise
     except OSError as error:
         reason = error.strerror or str(error)
-        if error.errno in _FULL:
+        if error.errno in NO_SPACE:
             existing = next(path for path in (folder, *folder.parents) if path.exists())
             free_bytes = shutil.disk_usage(existing).free
             raise DiskFull(str(folder), reason, 0, free_bytes) from None

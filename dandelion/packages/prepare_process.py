@@ -10,7 +10,6 @@ network nothing, unless there is an index.
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import resource
@@ -25,12 +24,11 @@ from dandelion.confinement import libc, lockdown, seccomp
 from dandelion.confinement.syscalls import native
 from dandelion.errors import BackendUnavailable, Problem
 from dandelion.packages import policy, resolving, unpacking, wheel_sources
-from dandelion.packages.records import PrepareAnswer, PrepareJob
+from dandelion.packages.records import NO_SPACE, PrepareAnswer, PrepareJob
 from dandelion.packages.requirements import environment_key, provided
 from dandelion.packages.wheel_sources import IndexUnavailable, TooMuchDisk, WheelSource
 
 _DESCRIPTORS = 256
-_NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _LATE_IMPORTS = (
     *("encodings.idna", "encodings.cp437", "encodings.ascii", "stringprep", "zlib"),
     *("http.client", "importlib.metadata", "ssl"),
@@ -83,9 +81,9 @@ def prepare(job: PrepareJob, wheel_folder: int | None) -> PrepareAnswer:
     except PermissionError as error:
         return PrepareAnswer(unavailable=f"{error.filename}: the user nobody may not read it")
     except OSError as error:
-        if error.errno not in _NO_DISK:
-            raise
-        return PrepareAnswer(disk_error=error.errno)
+        if error.errno in NO_SPACE:
+            return PrepareAnswer(disk_error=error.errno)
+        return PrepareAnswer(unavailable=f"{error.filename or 'a file'}: {error.strerror}")
     except MemoryError:
         message = f"resolving takes more than {job.limits.memory_bytes >> 20} MiB of memory"
         return PrepareAnswer(problems=(Problem("too-much-memory", message),))

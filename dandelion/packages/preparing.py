@@ -44,9 +44,10 @@ def run_job(job: PrepareJob, stopped: threading.Event) -> PrepareAnswer:
         Cancelled: it was stopped.
         Overloaded: too many jobs run or wait.
         InvalidFunction: the requirements cannot be fulfilled, or that takes more than the limits.
-        BackendUnavailable: the index cannot be reached, or the process was killed from outside.
+        BackendUnavailable: the index cannot be reached, a file cannot be read or written, or the
+            process was killed from outside.
         InternalError: the process failed.
-        OSError: the disk is full, or failed.
+        OSError: the disk is full.
     """
     if not _places.acquire(blocking=False):
         raise Overloaded(JOBS_LIMIT, JOBS_LIMIT, "preparations of packages")

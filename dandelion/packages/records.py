@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+
 import msgspec
 
 from dandelion.errors import Problem
 from dandelion.function import Digest
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+"""The system's errors for a full disk. Others say that it fails, or that a file is gone."""
 
 
 class PackageSource(msgspec.Struct, frozen=True):
@@ -63,8 +68,8 @@ class PrepareAnswer(msgspec.Struct, frozen=True):
     Attributes:
         wheels: that were chosen.
         problems: why it cannot be prepared; then there are no wheels.
-        unavailable: the index cannot be reached, or does not answer as an index.
-        disk_error: number of the system's error if the disk is full, or fails.
+        unavailable: the index cannot be reached or is not one, or a file cannot be used.
+        disk_error: the one of `NO_SPACE` that the system gave; 0 if none.
     """
 
     wheels: dict[str, Digest] = {}

@@ -375,13 +375,19 @@ def test_links_to_folders_are_not_sealed(tmp_path: Path) -> None:
         sealed(site, {})
 
 
-def test_a_full_disk_is_reported_as_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.ENOSPC, DiskFull), (errno.EIO, BackendUnavailable), (errno.ENOENT, BackendUnavailable)],
+)
+def test_what_the_disk_refuses_is_no_internal_error(
+    make: Make, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[DandelionError]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("dandelion.packages.resolving.resolve", full)
+    monkeypatch.setattr("dandelion.packages.resolving.resolve", refuse)
     job = PrepareJob(os.getpid(), ("a",), {}, PackageSource(), PrepareLimits())
     answer = prepare_process.prepare(job, None)
     monkeypatch.setattr(preparing, "_answer", lambda *_: answer)
-    with pytest.raises(DiskFull, match="No space"):
+    with pytest.raises(kind, match=os.strerror(number)):
         prepared(make([]), "a")
