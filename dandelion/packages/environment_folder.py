@@ -1,8 +1,9 @@
-"""The folder of one environment: sealed when complete, checked before its first use, removed."""
+"""The folder of one environment: sealed when complete, checked before use, locked, removed."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import stat
@@ -13,6 +14,7 @@ import msgspec
 from dandelion.errors import InternalError, InvalidInput
 from dandelion.function import Digest
 
+LOCK = ".lock"
 RECORD = "environment.json"
 SITE = "site"
 
@@ -86,6 +88,25 @@ def remove(folder: Path) -> None:
         with contextlib.suppress(OSError):
             os.chmod(path, 0o700)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def locked(path: Path, how: int) -> int:
+    """Open a file and lock it, see ``flock(2)``; it is made if there is none.
+
+    A lock file is only removed by a process that has it locked alone. So a file that has its name
+    after it was locked keeps it; another one was removed meanwhile, and says nothing.
+    """
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, how)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock), path.stat()):
+                    return lock
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)
 
 
 def check_owner(folder: Path) -> None:

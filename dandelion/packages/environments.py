@@ -4,7 +4,7 @@
 
     FOLDER/KEY/site/               modules, read-only
     FOLDER/KEY/environment.json    what belongs there: its wheels, its number of files and bytes
-    FOLDER/KEY.lock                locked (shared) by each node that uses it
+    FOLDER/KEY.lock                locked (shared) by each node that uses it; removed with it
     FOLDER/.lock                   locked while a name is given or taken away
     FOLDER/.preparing-*            being made, and then locked by its node; or being removed
 
@@ -41,12 +41,14 @@ from dandelion.errors import (
 )
 from dandelion.function import CodeObject, Digest
 from dandelion.packages.environment_folder import (
+    LOCK,
     RECORD,
     SITE,
     EnvironmentRecord,
     age,
     check_owner,
     is_whole,
+    locked,
     read_record,
     remove,
     sealed,
@@ -308,13 +310,7 @@ class Environments:
 
     def _locked(self, key: str, how: int) -> int:
         """Open and lock the lock of an environment, or of the folder (no key)."""
-        lock = os.open(self._folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, how)
-        except BaseException:
-            os.close(lock)
-            raise
-        return lock
+        return locked(self._folder / f"{key}{LOCK}", how)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -369,12 +365,13 @@ class Environments:
                 folder.rename(leaving)
             remove(leaving)
             remove(folder)
+            (self._folder / f"{key}{LOCK}").unlink(missing_ok=True)
         finally:
             os.close(lock)
         return True
 
     def _sweep(self) -> None:
-        """Remove what nodes left that were killed while they prepared."""
+        """Remove what killed nodes left, and locks without environments. Under `_alone`."""
         for folder in self._folder.glob(f"{_PREPARING}*"):
             with contextlib.suppress(OSError):
                 lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -383,6 +380,9 @@ class Environments:
                     remove(folder)
                 finally:
                     os.close(lock)
+        for path in self._folder.glob(f"?*{LOCK}"):
+            if not path.with_suffix("").exists():
+                self._remove_unused(path.stem)
 
 
 @contextlib.contextmanager

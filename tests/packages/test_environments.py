@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import socket
@@ -30,7 +31,7 @@ from dandelion.errors import (
 )
 from dandelion.function import CodeObject
 from dandelion.packages import Environments, PackageSource, environments, prepare_process, preparing
-from dandelion.packages.environment_folder import RECORD, EnvironmentRecord, remove, sealed
+from dandelion.packages.environment_folder import RECORD, EnvironmentRecord, locked, remove, sealed
 from dandelion.packages.records import PrepareJob, PrepareLimits
 from dandelion.packages.requirements import environment_key
 from tests.packages.wheels import digest, wheel
@@ -248,7 +249,9 @@ def test_a_wheel_that_was_replaced_is_not_taken(make: Make, wheels: Path) -> Non
     assert make([]).place(renewed) != make([]).place(code)
 
 
-def test_unused_environments_make_room_and_used_ones_do_not(make: Make, wheels: Path) -> None:
+def test_unused_environments_make_room_and_used_ones_do_not(
+    make: Make, wheels: Path, tmp_path: Path
+) -> None:
     for name in ("x", "y", "z"):
         wheel(wheels, name, "1.0", {f"{name}.bin": bytes(400 << 10)})
     used: list[CodeObject] = []
@@ -263,6 +266,8 @@ def test_unused_environments_make_room_and_used_ones_do_not(make: Make, wheels: 
     other.release_unused()
     third = prepared(store, "z")
     assert not Path(store.place(first)).exists()
+    used_keys = {Path(store.place(c)).parent.name for c in (second, third)}
+    assert {path.stem for path in (tmp_path / "cache").glob("?*.lock")} == used_keys
     assert {Path(store.place(c)).is_dir() for c in (second, third)} == {True}
 
 
@@ -299,6 +304,37 @@ def test_nodes_that_prepare_together_keep_the_limit(
     monkeypatch.setattr(Environments, "_make_room", slow)
     with ThreadPoolExecutor(2) as pool:
         assert sorted(pool.map(kept, (make([]), make([])), ("x", "y"))) == [False, True]
+
+
+def test_locks_of_environments_that_are_gone_are_removed(make: Make, tmp_path: Path) -> None:
+    for name in ("gone", "used"):
+        (tmp_path / "cache").mkdir(exist_ok=True)
+        (tmp_path / "cache" / f"{name}.lock").touch()
+    with closing(make([])) as store, ExitStack() as other:
+        lock = locked(tmp_path / "cache" / "used.lock", fcntl.LOCK_SH)
+        other.callback(os.close, lock)
+        code = prepared(store, "a")
+        found = {path.stem for path in (tmp_path / "cache").glob("?*.lock")}
+        assert found == {"used", Path(store.place(code)).parent.name}
+
+
+def test_a_lock_that_is_removed_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flock = tmp_path / "key.lock", fcntl.flock
+
+    def late(lock: int, how: int) -> None:
+        monkeypatch.undo()
+        path.unlink()
+        flock(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    first = locked(path, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(BlockingIOError):
+            locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(first)
 
 
 def test_limits_of_disk_files_and_time(
