@@ -38,6 +38,7 @@ from dandelion.errors import (
     InternalError,
     InvalidFunction,
     InvalidInput,
+    Overloaded,
 )
 from dandelion.function import CodeObject, Digest
 from dandelion.packages.environment_folder import (
@@ -90,6 +91,7 @@ class Environments:
         self._stopped = threading.Event()
         self._held: dict[str, int] = {}  # keys, and the descriptors of their locks
         self._pinned: dict[str, int] = {}  # keys of registrations under way, counted
+        self._returning: set[str] = set()  # keys of environments that are being made again
 
     def resolve(
         self, packages: Iterable[str], wheels: Mapping[str, Digest], where: str
@@ -141,6 +143,7 @@ class Environments:
 
         Raises:
             InvalidFunction, BackendUnavailable, DiskFull, EnvironmentsFull: that is not possible.
+            Overloaded: too many are being made, or this one is.
         """
         if not code.wheels:
             return ""
@@ -149,8 +152,15 @@ class Environments:
             with self._lock:
                 if self._hold(key):
                     return self.place(code)
-            _, key = self._prepare(code.packages, code.wheels)
-        self._unpin(key)
+                if key in self._returning:
+                    raise Overloaded(1, 1, "preparations of these packages")
+                self._returning.add(key)
+            try:
+                _, pinned = self._prepare(code.packages, code.wheels)
+                self._unpin(pinned)
+            finally:
+                with self._lock:
+                    self._returning.remove(key)
         return self.place(code)
 
     def place(self, code: CodeObject) -> str:

@@ -213,6 +213,26 @@ def test_an_environment_that_is_deleted_while_the_node_runs_is_made_again(make: 
     assert (site / "a.py").read_text() == "VERSION = '1.0'\n"
 
 
+def test_an_environment_is_made_again_once_at_a_time(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = prepared(make([]), "a")
+    store = make([code])
+    remove(Path(store.place(code)).parent)
+    run = environments.run_job
+
+    def while_it_runs(*given: object) -> object:
+        with pytest.raises(Overloaded):  # so a load of another call is tried again later
+            store.site(code)
+        return run(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(environments, "run_job", while_it_runs)
+    assert Path(store.site(code)).is_dir()
+    monkeypatch.undo()
+    remove(Path(store.place(code)).parent)
+    assert Path(store.site(code)).is_dir()
+
+
 @pytest.mark.parametrize(
     ("number", "kind"), [(errno.ENOSPC, DiskFull), (errno.EROFS, BackendUnavailable)]
 )
