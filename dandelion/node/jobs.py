@@ -4,7 +4,8 @@ Reading, hashing and copying take as long as there is data. Small amounts are de
 loop; everything else in a thread, which posts when it is done.
 
 Loading a function may have to prepare its packages again, and only some preparations are under way
-at once. A load that finds no place is tried again later, and holds no thread until then.
+at once. A load that finds no place is tried again later, if calls still wait for it, and holds no
+thread until then.
 """
 
 from __future__ import annotations
@@ -56,17 +57,20 @@ class Jobs:
             error: DandelionError | None = None
             try:
                 flow.functions.update(self._store.load(flow))
-            except Overloaded:
-                self._post(load_later)
+            except Overloaded as full:
+                self._post(partial(load_later, full))
                 return
             except BaseException as failure:
                 error = to_dandelion_error(failure, flow.name)
             self._post(partial(fetched, flow, error))
 
-        def load_later() -> None:
-            asyncio.get_running_loop().call_later(_AGAIN_S, load_again)
+        def load_later(full: Overloaded) -> None:
+            asyncio.get_running_loop().call_later(_AGAIN_S, load_again, full)
 
-        def load_again() -> None:
+        def load_again(full: Overloaded) -> None:
+            if not flow.blocked:  # its calls have ended meanwhile
+                fetched(flow, full)
+                return
             with contextlib.suppress(RuntimeError):  # the node closes
                 self._pool.submit(load)
 

@@ -20,6 +20,8 @@ from dandelion.packages.environment_folder import remove
 from dandelion.recording.compare import differences
 from dandelion.recording.records import decode_recording
 from dandelion.replay.run import replay
+from dandelion.scheduler.records import Presence
+from dandelion.testing import wait_until
 from tests.packages.wheels import wheel
 from tests.processes import children
 
@@ -209,5 +211,7 @@ def test_calls_wait_while_others_prepare_their_packages(tmp_path: Path, wheels: 
         with dd.Node(settings) as node:
             with pytest.raises(DeadlineExceeded):
                 node.invoke("f", deadline_s=0.1)
+            (flow,) = node._parts.runtime.scheduler.calls.flows.values()
+            wait_until(lambda: flow.presence is Presence.ABSENT)  # nothing needs it any more
             others.close()
             assert called(node, "f") == "2.0"
