@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,9 @@ from dandelion import __version__
 from dandelion.cli import doctor
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node
+from dandelion.tokens import Right, TokenRecord
+from dandelion.tokens.file import write_tokens
+from dandelion.tokens.records import digest_of
 from tests.cli_commands import BAD, GOOD, ROOT, Command, given_command
 from tests.node.served import DOCUMENT, SETTINGS, GateDriver
 
@@ -80,6 +85,25 @@ def test_version_and_help(command: Command) -> None:
     assert command("--help")[0] == 0
     for verb in ("serve", "register", "invoke", "ls", "describe", "rm", "check", "graph", "doctor"):
         assert command(verb, "--help")[0] == 0
+
+
+@pytest.mark.parametrize("arguments", ["--version", "serve --help", "token list --tokens FILE"])
+def test_a_full_disk_is_one_line(tmp_path: Path, arguments: str) -> None:
+    path = tmp_path / "tokens.toml"
+    write_tokens(path, [TokenRecord(name="a", sha256=digest_of("a"), rights=(Right.READ,))])
+    command = [sys.executable, "-m", "dandelion", *arguments.replace("FILE", str(path)).split()]
+    with open("/dev/full", "w") as full:
+        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (found.returncode, found.stderr) == (1, b"dandelion: No space left on device\n")
+
+
+def test_help_whose_reader_has_exited() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "dandelion", "serve", "--help"]
+    found = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (found.returncode, found.stderr) == (1, b"")
 
 
 def test_check_the_compositions_of_the_project(command: Command) -> None:
@@ -287,6 +311,13 @@ def once(texts):
 def again(texts):
     return {"loud": once(texts)}
 """
+
+
+def test_a_graph_of_what_is_no_text(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "x.dandelion"
+    path.write_bytes(b"\xff")
+    code, _, error = command("graph", path)
+    assert (code, error) == (1, f"dandelion: {path}: not valid UTF-8: invalid start byte\n")
 
 
 def test_graph_of_a_python_file(command: Command, tmp_path: Path) -> None:

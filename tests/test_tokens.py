@@ -338,6 +338,14 @@ def test_a_file_behind_a_link_is_changed_in_its_place(tmp_path: Path) -> None:
     assert [entry.name for entry in (tmp_path / "real").iterdir()] == ["tokens.toml"]
 
 
+def test_a_link_to_itself_is_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loop = tmp_path / "tokens.toml"
+    loop.symlink_to(loop)
+    assert main(["token", "new", "a", "--rights", "read", "--tokens", str(loop)]) == 1
+    assert capsys.readouterr().err.startswith(f"dandelion: {loop}: ")
+    assert loop.is_symlink()
+
+
 def test_a_file_of_another_user_stays_theirs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

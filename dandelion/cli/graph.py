@@ -8,6 +8,7 @@ from dandelion.cli.connection import connect
 from dandelion.cli.loading import load_program
 from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments
+from dandelion.cli.sources import text_of
 from dandelion.dataflow.graph import CompositionModule
 from dandelion.dataflow.language import parse
 from dandelion.errors import InvalidInput
@@ -64,11 +65,11 @@ def _module(path: Path, name: str | None) -> CompositionModule:
 
     Raises:
         ProgramFailed: the Python file cannot be loaded.
-        InvalidInput: it has no composition.
+        InvalidInput: it has no composition, or is not valid UTF-8.
         InvalidComposition: the text does not fit the grammar.
     """
     if path.suffix != ".py":
-        return parse(path.read_text("utf-8"), str(path))
+        return parse(text_of(path), str(path))
     document, _ = load_program(path)
     modules = [parse(text, str(path)) for text in document.compositions]
     if not modules:

@@ -45,17 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _make_streams_writable()
     words = sys.argv[1:] if arguments is None else arguments
     out = Output("--json" in words)
+    parsed = Arguments(debug=False)
     try:
-        parsed = make_parser().parse_args(words, namespace=Arguments())
+        make_parser().parse_args(words, namespace=parsed)
+        verb: Callable[[Arguments, Output], int] = _loaded(parsed.verb).run
+        return verb(parsed, out)
     except SystemExit as leaving:  # argparse printed help or the version
         return leaving.code if isinstance(leaving.code, int) else USAGE
-    except WrongUsage as error:
-        out.error(error)
-        return USAGE
-    try:
-        verb: Callable[[Arguments, Output], int]
-        verb = _loaded(parsed.verb).run
-        return verb(parsed, out)
     except DandelionError as error:
         if parsed.debug:
             traceback.print_exc()
@@ -71,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if parsed.debug:
             traceback.print_exc()
-        out.failure(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        reason = error.strerror or str(error)
+        out.failure(f"{error.filename}: {reason}" if error.filename else reason)
         return FAILED
 
 

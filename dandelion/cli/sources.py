@@ -77,7 +77,7 @@ def files_of_texts(paths: Iterable[Path]) -> dict[str, str]:
     files: list[Path] = []
     for path in paths:
         files += sorted(path.iterdir()) if path.is_dir() else [path]
-    return {_text(file): str(file) for file in files if file.suffix == ".dandelion"}
+    return {text_of(file): str(file) for file in files if file.suffix == ".dandelion"}
 
 
 def _read(path: Path) -> list[RegistrationDocument]:
@@ -92,7 +92,7 @@ def _read(path: Path) -> list[RegistrationDocument]:
             raise InvalidInput(str(path), "the folder has nothing to register", hint)
         return [document for file in files for document in _read(file)]
     if path.suffix == ".dandelion":
-        return [RegistrationDocument(compositions=(_text(path),))]
+        return [RegistrationDocument(compositions=(text_of(path),))]
     if path.suffix in _MEDIA_TYPES:
         try:
             return [read_document(path.read_bytes(), _MEDIA_TYPES[path.suffix])]
@@ -106,7 +106,12 @@ def _read(path: Path) -> list[RegistrationDocument]:
     )
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Read a text in the composition language.
+
+    Raises:
+        InvalidInput: it is not valid UTF-8.
+    """
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:

@@ -82,7 +82,7 @@ def write_tokens(path: Path, records: Sequence[TokenRecord]) -> None:
         OSError: the file cannot be written; the old one is as it was.
     """
     check_records(records)
-    path = path.resolve()
+    path = _target(path)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # of mode 0600
     try:
         with os.fdopen(descriptor, "w") as file:
@@ -111,12 +111,19 @@ def locked(path: Path) -> Iterator[None]:
     Raises:
         OSError: the folder of the file cannot be opened.
     """
-    folder = os.open(path.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
+    folder = os.open(_target(path).parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         yield
     finally:
         os.close(folder)
+
+
+def _target(path: Path) -> Path:
+    """Follow links, also to a file that does not exist yet."""
+    with contextlib.suppress(FileNotFoundError):
+        path.stat()  # raises OSError for a link to itself
+    return path.resolve()
 
 
 def _text(record: TokenRecord) -> str:
