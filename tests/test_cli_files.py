@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -104,6 +105,31 @@ def test_help_whose_reader_has_exited() -> None:
     found = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert (found.returncode, found.stderr) == (1, b"")
+
+
+INTERRUPTED = """
+import runpy, signal, sys
+
+module, sys.argv[1:] = sys.argv[1], ["invoke", "f", "--url", "http://127.0.0.1:1"]
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:  # as modules in C do
+                raise ImportError from None
+
+sys.meta_path.insert(0, Interrupting())
+runpy.run_module("dandelion", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["msgspec", "dandelion.cli.invoke", "numpy"])
+def test_an_interrupt_while_modules_are_loaded_ends_the_command(module: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, module]
+    found = subprocess.run(command, capture_output=True, check=False)
+    assert (found.returncode, found.stderr) == (-signal.SIGINT, b"")
 
 
 def test_check_the_compositions_of_the_project(command: Command) -> None:

@@ -25,6 +25,7 @@ from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments, make_parser
 from dandelion.errors import DandelionError
 from dandelion.frontend.problem import Unauthenticated, Unreachable
+from dandelion.interrupts import ended_by_interrupts
 from dandelion.search_path import loaded_without_threads
 
 DONE, FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
@@ -75,10 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _loaded(verb: str) -> ModuleType:
     """Load the module of a verb, with numpy and what else it needs."""
     name = f"dandelion.cli.{verb}"
-    if verb in _COMPUTING:
-        return importlib.import_module(name)
-    with loaded_without_threads():
-        return importlib.import_module(name)
+    with ended_by_interrupts():
+        if verb in _COMPUTING:
+            return importlib.import_module(name)
+        with loaded_without_threads():
+            return importlib.import_module(name)
 
 
 def _open_standard_files() -> None:
