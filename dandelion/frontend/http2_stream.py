@@ -208,12 +208,11 @@ class Http2Stream:
         view = memoryview(data)
         frames = 0
         while not self.gone:
-            size = min(len(view), FRAME_BYTES)
-            if size:
-                size = min(size, self._connection.window_bytes(self))
-                if size <= 0:
-                    await self._wait_for_window()
-                    continue
+            window = self._connection.window_bytes(self)
+            if window < min(len(view), 1):  # h2 sends no empty frame either to a negative one
+                await self._wait_for_window()
+                continue
+            size = min(len(view), FRAME_BYTES, window)
             is_last = size == len(view)
             self.moved_bytes += size
             self._connection.send_data(self, bytes(view[:size]), end=end and is_last)

@@ -131,6 +131,24 @@ def test_streams_of_adapters_and_clients_that_leave(tmp_path: Path) -> None:
             assert client.response(client.request("/count", method="GET"))[0] == 200
 
 
+def test_a_stream_ends_after_its_window_was_negative(tmp_path: Path) -> None:
+    settings = msgspec.structs.replace(SHOUTING, http2=True)
+    with Shouting(tmp_path, settings) as shouting:
+        port = int(shouting._server.url.rsplit(":", 1)[1])
+        with Http2Client(port) as client:
+            assert client.wait(h2.events.SettingsAcknowledged) is not None
+            stream = client.request("/pausing", method="GET")
+            assert client.wait(h2.events.DataReceived) is not None
+            client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+            client.flush()
+            assert client.wait(h2.events.SettingsAcknowledged) is not None
+            shouting.adapter.ends.set()
+            assert shouting.adapter.left.wait(20)
+            client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 100})
+            client.flush()
+            assert client.response(stream) == (200, b"")
+
+
 def test_a_reset_cancels_its_invocation_alone(served: Served, client: Http2Client) -> None:
     stays = client.request("/v1/invoke/wait", b"stays")
     assert served.gate.entered()

@@ -41,12 +41,14 @@ class Shouting(Adapter):
         self._node = context.node
         self.events: list[str] = []
         self.left = threading.Event()
+        self.ends = threading.Event()
 
     def routes(self) -> Sequence[Route]:
         return [
             Route("GET", "/shout/{name}/{text}", self._shout, Right.INVOKE, None, plain_problem),
             Route("GET", "/count", self._count, None),
             Route("GET", "/endless", self._endless, None),
+            Route("GET", "/pausing", self._pausing, None),
         ]
 
     async def start(self) -> None:
@@ -86,6 +88,14 @@ class Shouting(Adapter):
 
         request.watch()
         return Response([], b"text/plain", stream=ticks())
+
+    async def _pausing(self, request: Request) -> Response:
+        async def begun() -> AsyncGenerator[Bytes, None]:
+            yield b"begun"
+            await asyncio.to_thread(self.ends.wait, 20)
+            self.left.set()
+
+        return Response([], b"text/plain", stream=begun())
 
 
 SHOUTING = msgspec.structs.replace(SETTINGS, protocols=("shouting",))
