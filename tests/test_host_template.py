@@ -112,7 +112,8 @@ def test_the_template_has_one_thread_and_one_connection(confined: Attacker) -> N
     confined.attack([("getpid",)])
     place = Path(f"/proc/{confined.template}")
     assert len(list((place / "task").iterdir())) == 1
-    links = [os.readlink(entry) for entry in (place / "fd").iterdir()]
+    files = [os.readlink(entry) for entry in (place / "fd").iterdir()]
+    links = [link for link in files if "libffi" not in link]  # since 3.5 it keeps itself open
     assert sorted(link.partition(":")[0] for link in links) == ["/dev/null"] * 3 + ["socket"]
     assert "memfd:dandelion" not in (place / "maps").read_text()
 

@@ -7,18 +7,22 @@ import os
 import resource
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from dandelion.backends.gpu import compile_process, pocl
 from dandelion.backends.gpu.compile_process import compile_apart
+from dandelion.backends.gpu.conformance import opened
 from dandelion.backends.gpu.host_template import HostTemplate
 from dandelion.backends.gpu.opencl_device import OpenClDevice
+from dandelion.backends.gpu.plan import Launch, Pointer
 from dandelion.backends.gpu.pocl_runtime import KNOWN_VERSION
 from dandelion.backends.gpu.source import CodeFormat, LoadedCode
 
@@ -247,3 +251,45 @@ def test_errors_name_the_device_as_the_node_does() -> None:
     command = changed(f"o.SharedRange = lambda *given: {refused}")
     with pytest.raises(DeviceFault, match="opencl:cpu: allocate"), attacker(command):
         pass
+
+
+_ENFORCED = """
+from dandelion.backends import opencl
+enforced = opencl.enforcement()["seccomp"]
+import pyopencl
+print(len(pyopencl.get_platforms()), enforced.split()[0])
+"""
+
+
+def test_hosts_are_confined_where_there_are_several_platforms(tmp_path: Path) -> None:
+    """Putting them in order would open their devices, and so start threads."""
+    pocl.opencl_devices(pocl.binding())
+    mapped = Path("/proc/self/maps").read_text().split()
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.icd").write_text(next(word for word in mapped if "libpocl" in word))
+    started = subprocess.run(
+        [sys.executable, "-c", _ENFORCED],
+        env=os.environ | {"OCL_ICD_VENDORS": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    platforms, filtered = started.stdout.split()
+    assert int(platforms) >= 2
+    assert filtered == "allow-list;"
+
+
+def test_a_kernel_that_has_not_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for the queue does not tell, so old memory would be taken for its results."""
+    with opened(OpenClDevice()) as device:
+        launch = Launch("f", (Pointer(0, 4),), (1, 1, 1), (1, 1, 1), 0)
+        prepared = device.prepare(device.load(SOURCE), "f", launch)
+        event = SimpleNamespace(command_execution_status=-1)
+        for wait in (device.synchronize, lambda: device.wait(device.mark())):
+            with monkeypatch.context() as failing:
+                failing.setattr(pocl.binding(), "enqueue_nd_range_kernel", lambda *given: event)
+                device.launch([prepared])
+            with pytest.raises(DeviceFault, match="kernel 'f' has not run"):
+                wait()
+        device.launch([prepared])
+        device.synchronize()

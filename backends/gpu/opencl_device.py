@@ -33,7 +33,7 @@ from . import pocl
 from .device import Abilities, Device, Handle, Properties, Protection
 from .host_memory import POOL_BYTES
 from .lowering import Lowering
-from .opencl_problems import not_compiled, unfit, unknown_kernel
+from .opencl_problems import compiler_words, not_compiled, unfit, unknown_kernel
 from .plan import Copy, Launch, Pointer, Zero
 from .source import CodeFormat, LoadedCode
 from .source_check import checked_source
@@ -44,6 +44,8 @@ _ASSEMBLY = "-D{}=inline_assembly_is_refused"  # also where a macro pastes the w
 _OPTIONS = ["-cl-std=CL1.2", *map(_ASSEMBLY.format, ("asm", "__asm", "__asm__"))]
 _OWN_SOURCE = "__kernel void own(__global float *x) { x[get_global_id(0)] = 1.0f; }"
 _FATAL = ("OUT_OF_RESOURCES", "DEVICE_NOT_AVAILABLE", "INVALID_COMMAND_QUEUE")
+_LAUNCHED_LIMIT = 4096
+"""After how many launches it is looked whether they have run, also if nobody waits for them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +98,7 @@ class OpenClDevice(Device):
         self._svm: SharedRange | None = None  # owns the pool, where it is SVM
         self._address = 0
         self._busy = False  # kernels may still run that use shared memory
+        self._launched: list[tuple[Any, Any]] = []  # event and kernel, not looked at yet
         self._broken: str | None = None
         self._vector_bytes = 16  # of the device, as long as it is open
         self._options = _OPTIONS
@@ -283,7 +286,8 @@ class OpenClDevice(Device):
             self._broken = f"compiling: {NO_MEMORY}"
             raise
         except cl.Error as error:
-            if self.abilities.host_execution and not self._compiles():
+            silent = not compiler_words(str(error), code.name)
+            if self.abilities.host_execution and (silent or not self._compiles()):
                 self._broken = f"no source compiles any more: {EXHAUSTED}"
                 raise DeviceFault(self.name, "load", self._broken) from None
             raise not_compiled(str(error), code.name) from None
@@ -407,7 +411,8 @@ class OpenClDevice(Device):
                     self._busy = True
                     for index, (set_argument, value) in enumerate(item.arguments):
                         set_argument(index, value)
-                    enqueue(queue, item.kernel, item.global_size, item.local_size)
+                    event = enqueue(queue, item.kernel, item.global_size, item.local_size)
+                    self._launched.append((event, item.kernel))
                 elif isinstance(item, Zero):
                     self._zero(item.offset_bytes, item.size_bytes)
                 elif isinstance(item, _PreparedCopy):
@@ -415,6 +420,8 @@ class OpenClDevice(Device):
                 else:
                     raise InternalError(f"{self.name}: {type(item).__name__} is no launch")
             queue.flush()
+        if len(self._launched) >= _LAUNCHED_LIMIT:
+            self._synchronize()
 
     def _mark(self) -> Handle | None:
         if not self._busy and self._shared:
@@ -426,11 +433,24 @@ class OpenClDevice(Device):
         event: Any = mark
         with self._operation("wait"):
             event.wait()
+        self._check_launched()
 
     def _synchronize(self) -> None:
         with self._operation("synchronize"):
             self._queue.finish()
         self._busy = False
+        self._check_launched()
+
+    def _check_launched(self) -> None:
+        """Raise the error of a kernel that has not run: waiting for the queue does not tell."""
+        launched, self._launched = self._launched, []
+        for event, kernel in launched:
+            status = event.command_execution_status
+            if status < 0:
+                found = f"kernel '{kernel.function_name}' has not run (OpenCL error {status})"
+                raise DeviceFault(self.name, "launch", found)
+            if status != self._cl.command_execution_status.COMPLETE:
+                self._launched.append((event, kernel))
 
 
 def _range(memory: Handle | None) -> SharedRange:

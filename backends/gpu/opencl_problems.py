@@ -16,7 +16,7 @@ _AFTER_LOG = re.compile(r"\n[^\n]* failed to build the program|\n\((?:options|so
 
 def not_compiled(log: str, name: str) -> InvalidFunction:
     """Return the error of a source that does not compile, from what pyopencl says of it."""
-    words = _compiler_words(log, name)[:LOG_BYTES]
+    words = (compiler_words(log, name) or log)[:LOG_BYTES]
     return InvalidFunction((Problem("compile", "it does not compile", name, excerpt=words),))
 
 
@@ -42,7 +42,10 @@ def unknown_kernel(symbol: str, known: Iterable[str]) -> InvalidBlueprint:
     return InvalidBlueprint((problem,))
 
 
-def _compiler_words(text: str, name: str) -> str:
-    """Return what the compiler says of a source, without paths of this machine."""
+def compiler_words(text: str, name: str) -> str:
+    """Return what the compiler says of a source, without paths of this machine.
+
+    It is empty if the compiler has failed and not the source, for example without memory.
+    """
     inner = _OWN_FILE.sub(lambda _: name, _BEFORE_LOG.sub("", text))
-    return _AFTER_LOG.split(inner, maxsplit=1)[0].strip() or text
+    return _AFTER_LOG.split(inner, maxsplit=1)[0].strip()

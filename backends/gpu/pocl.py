@@ -68,13 +68,17 @@ def binding() -> Any:  # pyopencl's names are only known once it is loaded
 
 
 def prepare_environment(threads: int = 0) -> None:
-    """Bound PoCL's threads to the cores that this process may use; what is set already stays.
+    """Say what OpenCL reads from the environment; what is set already stays.
+
+    PoCL's threads are bounded by the cores that this process may use. Platforms are not put in
+    order: where there are several, that would open their devices, which start threads.
 
     Args:
         threads: how many; 0 for one for each core.
     """
     cores = len(os.sched_getaffinity(0))
     os.environ.setdefault("POCL_MAX_PTHREAD_COUNT", str(threads or cores))
+    os.environ.setdefault("OCL_ICD_PLATFORM_SORT", "none")
     os.environ.setdefault("PYOPENCL_NO_CACHE", "1")  # PoCL has a cache of its own, without pickle
 
 
