@@ -130,6 +130,7 @@ class Response(msgspec.Struct, eq=False):
         if self.close:
             headers.append((b"connection", b"close"))
         async with contextlib.aclosing(stream):
+            await asyncio.sleep(0)  # a stream needs a task, unlike the first step of a request
             await send({"type": "http.response.start", "status": self.status, "headers": headers})
             async for chunk in stream:
                 self.sent_bytes += len(chunk)

@@ -6,7 +6,6 @@ Watchers are futures in the log of an invocation: no thread waits.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -90,9 +89,7 @@ class KeptViews:
         self.watching[tenant] += 1
         self._waits()
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limit_s):
-                    await future
+            await asyncio.wait([future], timeout=limit_s)  # needs no task, unlike asyncio.timeout
         finally:
             kept_log.waiters.discard(future)
             self.watching[tenant] -= 1
