@@ -457,9 +457,8 @@ class Development:
     def end(self) -> int:
         """Press Ctrl-C."""
         self._process.send_signal(signal.SIGINT)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        return self._process.wait(30)
+        self._process.communicate(timeout=30)  # it may still say something
+        return self._process.returncode
 
 
 def test_dev_reloads_and_shows_what_happens(app: Path) -> None:
