@@ -18,7 +18,7 @@ def added(terms: int) -> str:
 
 
 HEAD = "def f(x): pass\n"
-DEEP = "nested too deeply|recursion"
+DEEP = "nested too deeply|recursion|statically nested|Stack overflow"
 HOSTILE: dict[str, tuple[str, str]] = {
     "nested finally": (nested_finally(20), SPENT),
     "many statements": (HEAD + "x=1;" * 250_000 + "\n", f"^$|{SPENT}"),
@@ -28,8 +28,8 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "lambdas": ("lambda:" * 20_000 + "1", DEEP),
     "comprehensions": (HEAD + "[" * 60 + "1" + " for x in y]" * 60, f"^$|{SPENT}|{DEEP}"),
     "conditions": ("1 if x else " * 80_000 + "1", DEEP),
-    "attributes": ("x" + ".a" * 500_000, f"{DEEP}|{SPENT}"),
-    "long sum": (added(20_000), DEEP),
+    "attributes": ("x" + ".a" * 500_000, f"^$|{DEEP}|{SPENT}"),
+    "long sum": (added(20_000), f"^$|{DEEP}"),
     "huge integer": (HEAD + "x = " + "9" * MIB, "too long"),
     "large integer": ("x = " + "9" * 1_000_000, "4300"),
     "large f-string": (HEAD + "f'" + "{x}" * 340_000 + "'", f"^$|{SPENT}"),

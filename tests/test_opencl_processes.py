@@ -20,7 +20,7 @@ from dandelion.confinement.syscalls import native
 from dandelion.driver import load_driver
 from dandelion.errors import BackendUnavailable, Faulted, InvalidFunction, TimedOut
 from tests.opencl_walls import ENOSYS, ENOTTY, EPERM, SECRET, given_place
-from tests.processes import children_of, lives
+from tests.processes import children_of, lives, open_files
 
 from .kernel_attacks import (
     ATTACK,
@@ -200,8 +200,7 @@ def test_it_has_no_descriptors_but_its_own(confined: Attacker) -> None:
         fresh = function("Descriptors")
         confined.attack([("getpid",)], wanted=fresh)
         found = sorted(
-            os.readlink(entry).partition(":")[0].partition(" ")[0]
-            for entry in Path(f"/proc/{confined.pid(fresh)}/fd").iterdir()
+            what.partition(":")[0].partition(" ")[0] for what in open_files(confined.pid(fresh))
         )
     assert sorted(set(found)) == ["/dev/null", "/memfd", "socket"]
     assert found.count("socket") == 1

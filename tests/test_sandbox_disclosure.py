@@ -57,8 +57,8 @@ def f(x):
         if isinstance(value, str):
             if any(secret in value[::-1] for secret in secrets):
                 found.add(value[:200])
-        else:
-            left += gc.get_referents(value)
+        elif type(value) is not dict or any(a is not b for a, b in value.items()):
+            left += gc.get_referents(value)  # of all but the table of interned strings
             if isinstance(value, types.CodeType):
                 left.append(value.co_filename)
     assert len(seen) > 50_000

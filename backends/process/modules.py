@@ -43,7 +43,10 @@ _ALWAYS = """
     dandelion.data dandelion.call_values dandelion.attached_files dandelion.backends.process.examine
     """
 
-ALWAYS = tuple(_ALWAYS.split())
+_SINCE_314 = ("ctypes._layout", "string.templatelib")
+"""What `ctypes` imports for the first structure, and the types of template strings."""
+
+ALWAYS = (*_ALWAYS.split(), *(_SINCE_314 if sys.version_info >= (3, 14) else ()))
 """Modules of every sandbox. `dandelion.data` needs numpy and ml_dtypes, so they are included.
 
 These are used often and cost little; every sandbox is a copy of them. The whole standard library,
@@ -52,9 +55,10 @@ without I/O, would make the interpreter half as large again.
 
 _ABSENT_TEXT = """
     ctypes._aix ctypes.macholib ctypes.test ctypes.util ctypes.wintypes importlib.abc
-    importlib.metadata importlib.readers importlib.resources importlib.simple json.tool
-    logging.config logging.handlers urllib.error urllib.request urllib.response urllib.robotparser
-    xml.dom xml.etree.ElementInclude xml.etree.cElementTree xml.parsers xml.sax
+    importlib.metadata importlib.readers importlib.resources importlib.simple json.__main__
+    json.tool logging.config logging.handlers pathlib._local pathlib.types urllib.error
+    urllib.request urllib.response urllib.robotparser xml.dom xml.etree.ElementInclude
+    xml.etree.cElementTree xml.parsers xml.sax
     """
 
 _ABSENT = frozenset(_ABSENT_TEXT.split())

@@ -6,8 +6,8 @@ after its imports, makes all of these names relative to the folder that the modu
 ``/srv/node/lib/python3.12/json/decoder.py`` becomes ``json/decoder.py``. All names change in the
 same way, so code that compares them still works.
 
-This is not a security boundary: freed memory may still contain such a name, and a function can read
-all memory of its process.
+This is not a security boundary: freed memory may still contain such a name, and so does the table
+of interned strings since Python 3.14. A function can read all memory of its process.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ struct system __dandelion_system_data = {.exit_code = 256};
 static _Noreturn void leave(int code)
 {
     __dandelion_system_data.exit_code = code;
-    __asm__ volatile(EXIT : : "a"(60), "D"(code));
+    __asm__ volatile(EXIT : : "a"(60), "D"(code) : "memory");
     __builtin_unreachable();
 }
 

@@ -256,8 +256,10 @@ def test_no_credential_is_shown(
                 "/v1/functions", "/v1/functions/S3Get", "/v1/compositions", "/v1/engines",
                 "/v1/capacity", "/v1/traces", "/metrics", "/readyz", "/v1/openapi.json",
             ):  # fmt: skip
-                with contextlib.suppress(urllib.request.HTTPError):
+                try:
                     seen.append(urllib.request.urlopen(server.url + route).read().decode())
+                except urllib.request.HTTPError as error:
+                    error.close()
             seen += [repr(node.info()), repr(node.settings), repr(node.__dict__)]
             seen += [repr(vars(executor)) for executor in node._runtime.executors.values()]
     seen += [record.getMessage() + str(record.exc_info) for record in caplog.records]
