@@ -49,14 +49,15 @@ class Connections:
 
     def _open(self) -> None:
         target = self._target
+        host = f"[{target.host}]" if ":" in target.host else target.host  # else without a zone
         self._pool: urllib3.HTTPConnectionPool
         if target.tls is None:
             self._pool = urllib3.HTTPConnectionPool(
-                target.host, target.port, maxsize=target.connections, block=True
+                host, target.port, maxsize=target.connections, block=True
             )
         else:
             self._pool = urllib3.HTTPSConnectionPool(
-                target.host,
+                host,
                 target.port,
                 maxsize=target.connections,
                 block=True,

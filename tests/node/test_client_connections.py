@@ -348,6 +348,12 @@ def test_no_such_host(make: Any) -> None:
         client.invoke("echo", a=b"")
 
 
+@pytest.mark.parametrize("host", ["[::1]", "[fe80::1%lo]"])
+def test_no_server_at_an_address_of_version_6(make: Any, host: str) -> None:
+    with make(f"http://{host}:1") as client, pytest.raises(Unreachable):
+        client.invoke("echo", a=b"")
+
+
 @pytest.mark.parametrize(
     "answer",
     [
