@@ -45,7 +45,7 @@ _OPTIONS = ["-cl-std=CL1.2", *map(_ASSEMBLY.format, ("asm", "__asm", "__asm__"))
 _OWN_SOURCE = "__kernel void own(__global float *x) { x[get_global_id(0)] = 1.0f; }"
 _FATAL = ("OUT_OF_RESOURCES", "DEVICE_NOT_AVAILABLE", "INVALID_COMMAND_QUEUE")
 _LAUNCHED_LIMIT = 4096
-"""After how many launches it is looked whether they have run, also if nobody waits for them."""
+"""So many launches are waited for, to see that they have run, if nobody has waited before."""
 
 
 @dataclass(slots=True, eq=False)
@@ -141,6 +141,7 @@ class OpenClDevice(Device):
             with contextlib.suppress(self._cl.Error):
                 self._queue.finish()
         self._free()
+        self._launched = []
         self.pool_bytes = 0
         self._queue = self._context = self._device = None
 

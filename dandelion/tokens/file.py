@@ -62,7 +62,9 @@ def read_tokens(path: Path) -> tuple[TokenRecord, ...]:
     except (ValueError, RecursionError) as error:  # also for numbers of 5000 digits
         raise InvalidInput(where, f"not TOML: {error}") from None
     if not table:
-        raise InvalidInput(where, "the file is empty", "if nobody has a token, write `tokens = []`")
+        raise InvalidInput(
+            where, "the file is empty", "for a file without tokens, write `tokens = []`"
+        )
     try:
         records = msgspec.convert(table, _Document).tokens
     except msgspec.ValidationError as error:
