@@ -47,7 +47,6 @@ from .replacement import SandboxReplacement
 
 REQUEST = struct.Struct("<cI")
 REPLACE, URGENT, QUERY = b"+", b"!", b"?"
-_REMEMBERED = 256
 _WARM_UP_COUNT = 20  # CPython no longer writes to specialised code, so its pages stay shared
 _REAP_POLLS = 3
 _REAP_POLL_MS = 30
@@ -181,11 +180,10 @@ class Zygote:
         self._control = context.control
         self._started = context.started
         self._starting: dict[int, int] = {}  # process ids, and their places in `started`
-        self._ended: dict[int, wire.SandboxExit] = {}
         self._reap_polls = 0  # how many more times to reap without a request
-        self._unreaped = 0
         self._replacement = SandboxReplacement(ahead)
-        self._alive: set[int] = set()
+        self._unreaped: set[int] = set()
+        self._replaced: set[int] = set()  # those of them that the node has finished with
         self._unreplaced: set[int] = set()  # their replacement was not requested yet
 
     def serve(self) -> NoReturn:
@@ -193,7 +191,8 @@ class Zygote:
 
         The end of a sandbox does not wake the zygote. It usually follows a request, so the zygote
         reaps after every few requests, and a few times after the last one. It also reaps while a
-        sandbox has not sent `Forked`, since a call may wait for that sandbox.
+        sandbox has not sent `Forked`, since a call may wait for that sandbox. One that ends during
+        its call is reaped when its engine asks how it ended: until then /proc has its limits.
 
         Raises:
             _NodeClosed: the node has closed the socket.
@@ -213,12 +212,12 @@ class Zygote:
 
     def _replace(self, used: int) -> None:
         """Kill a used sandbox, and fork another."""
-        if used in self._alive:
+        if used in self._unreaped:
             os.kill(used, signal.SIGKILL)
+            self._replaced.add(used)
         self.fork()
         self._reap_polls = _REAP_POLLS
-        self._unreaped += 1
-        if self._unreaped >= _UNREAPED:
+        if len(self._replaced) >= _UNREAPED:
             self._reap()
 
     def _has_starting(self) -> bool:
@@ -258,42 +257,37 @@ class Zygote:
             return
         if pid == 0:
             sandbox.run_child(self._context)
-        self._ended.pop(pid, None)  # of an earlier process with the same number
         self._starting[pid] = place
-        self._alive.add(pid)
+        self._unreaped.add(pid)
         self._unreplaced.add(pid)
 
     def _reap(self) -> None:
-        self._unreaped = 0
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            self._remember(pid, status, usage.ru_utime + usage.ru_stime)
+        """Reap those that have ended, of the replaced ones and of those that did not start."""
+        for pid in tuple(self._replaced):
+            self._wait(pid, os.WNOHANG)
+        for pid, place in tuple(self._starting.items()):
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None and not self._started[place]:  # read after its end
+                self._wait(pid, 0)
 
-    def _remember(self, pid: int, status: int, cpu_s: float) -> wire.SandboxExit:
-        self._alive.discard(pid)
+    def _wait(self, pid: int, flags: int) -> wire.SandboxExit | None:
+        """Reap a sandbox; returns None with `os.WNOHANG` if it is alive."""
+        ended, status, usage = os.wait4(pid, flags)
+        if not ended:
+            return None
+        self._unreaped.discard(pid)
+        self._replaced.discard(pid)
         place = self._starting.pop(pid, None)
         if place is not None and not self._started[place]:
             wire.send(self._control, [_encoder.encode(wire.ForkFailed(pid))])
-        self._ended.pop(pid, None)
-        while len(self._ended) >= _REMEMBERED:
-            del self._ended[next(iter(self._ended))]
-        ended = self._ended[pid] = wire.SandboxExit(os.waitstatus_to_exitcode(status), cpu_s)
-        return ended
+        cpu_s = usage.ru_utime + usage.ru_stime
+        return wire.SandboxExit(os.waitstatus_to_exitcode(status), cpu_s)
 
     def _end_of(self, pid: int) -> wire.SandboxExit:
         """Return how a sandbox ended. Called only after its pidfd is readable."""
-        if pid in self._ended:
-            return self._ended[pid]
-        try:
-            _, status, usage = os.wait4(pid, 0)
-        except ChildProcessError:
-            return wire.SandboxExit(-signal.SIGKILL, 0.0)
-        return self._remember(pid, status, usage.ru_utime + usage.ru_stime)
+        ended = self._wait(pid, 0) if pid in self._unreaped else None
+        # One that is reaped already ended while it was starting: no function ran in it.
+        return ended or wire.SandboxExit(-signal.SIGKILL, 0.0)
 
 
 def run(control_fd: int, settings: dict[str, Any], restricted: Restricted | None) -> None:

@@ -65,7 +65,9 @@ made = zygote.Zygote(context, 1)
 
 def forked():
     made.fork()
-    return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
+    pid = next(reversed(made._starting))
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return pid
 
 def reported():
     made._reap()
@@ -88,6 +90,22 @@ _FORKS = """
 for announced in (1, 0):
     forked()
     print(reported())
+"""
+
+
+_ENDED_IN_A_CALL = """
+announced = 1
+pid = forked()
+made._reap()
+limit = next(line for line in open(f"/proc/{pid}/limits") if line.startswith("Max cpu"))
+print(limit.split()[3])
+made._end_of(pid)
+print(os.path.exists(f"/proc/{pid}"), made._end_of(pid).code)
+used = forked()
+made._replace(used)
+os.waitid(os.P_PID, used, os.WEXITED | os.WNOWAIT)
+made._reap()
+print(os.path.exists(f"/proc/{used}"))
 """
 
 
@@ -221,6 +239,13 @@ def printed_by_zygote(steps: str) -> list[str]:
 
 def test_a_sandbox_that_ends_before_it_is_ready_is_reported() -> None:
     assert printed_by_zygote(_FORKS) == ["nothing", "ForkFailed"]
+
+
+def test_a_sandbox_that_ends_in_its_call_is_kept_until_its_engine_has_asked() -> None:
+    """Its CPU limit, which only the kernel knows, tells whether the function was too slow."""
+    unlimited, *rest = printed_by_zygote(_ENDED_IN_A_CALL)
+    assert unlimited.isdigit() or unlimited == "unlimited"
+    assert rest == ["False -9", "False"]
 
 
 def test_a_sandbox_that_ends_as_it_gets_ready_is_replaced_once() -> None:
