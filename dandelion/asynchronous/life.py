@@ -21,7 +21,7 @@ different invocations.
   process by itself can use up its attempts.
 * The end of a process that closes in order is no interruption: `closing` takes the attempt back.
 * If a result cannot be stored, the invocation fails with that error. If that cannot be stored
-  either, it is shown all the same and stored later (`unsaved`).
+  either, it is shown all the same and stored later (`unsaved`), at the latest by `closing`.
 * An attempt that the scheduler has no room for is taken back in the store, too. Then nothing of its
   tenant is tried for a while, and one at a time after that; other tenants go on.
 * Places bound what runs at once. The line is fair to tenants (`waiting`).
@@ -249,15 +249,14 @@ class KeptLives:
     def called(self, id_: str, problem: str, now_s: float) -> None:
         """A callback was sent; an empty problem is a success."""
         kept = self.books.all.get(id_)
-        if kept is None or kept.record.callback is None:
-            return
+        if kept is None or not kept.calling or self.is_closing:
+            return  # it was erased meanwhile, and perhaps came back from another node
         kept.calling = False
-        if self.is_closing:
-            return
+        assert kept.record.callback is not None
         callback = after_attempt(kept.record.callback, problem, now_s)
         kept.record = kept.shown = msgspec.structs.replace(kept.record, callback=callback)
         if callback.state is CallbackState.WAITING:
-            self._callbacks.add(callback.due_s, id_, self.books.all)
+            self._callbacks.set(callback.due_s, id_)
         self._save(kept, None)
 
     def tick(self, now_s: float) -> None:
@@ -265,14 +264,11 @@ class KeptLives:
         if self.is_closing:
             return
         for id_ in self._expiries.take(now_s):
-            kept = self.books.all.get(id_)
-            if kept is not None:
-                self._forget(kept)
+            self._forget(self.books.all[id_])
         for id_ in self._callbacks.take(now_s):
-            kept = self.books.all.get(id_)
-            if kept is not None and not kept.calling:
-                kept.calling = True
-                self._actions.append(Call(kept.record))
+            kept = self.books.all[id_]
+            kept.calling = True
+            self._actions.append(Call(kept.record))
         if not self.places.is_paused(now_s):
             for id_ in sorted(self._unsaved):
                 if not self.books.all[id_].saves:
@@ -345,8 +341,7 @@ class KeptLives:
             if kept is None:
                 continue
             self.places.leave(kept)
-            self._unsaved.discard(id_)
-            self.books.remove(kept)
+            self._remove(kept)
             if kept.phase is Phase.RUNNING:
                 self._actions.append(Stop(id_))
             accepted = kept.phase is not Phase.ACCEPTING
@@ -354,7 +349,7 @@ class KeptLives:
         self._fill(now_s)
 
     def closing(self) -> None:
-        """The node closes in order: attempts under way do not count.
+        """The node closes in order: attempts under way do not count, and ends are stored.
 
         Later events change nothing.
         """
@@ -362,6 +357,8 @@ class KeptLives:
         for kept in self.books.values():
             if kept.phase in (Phase.RUNNING, Phase.PREPARING):
                 kept.record = kept.record.unbegun()
+                self._save(kept, None)
+            elif kept.unsaved and not kept.saves:
                 self._save(kept, None)
 
     # --- places -----------------------------------------------------------------------------------
@@ -420,10 +417,10 @@ class KeptLives:
     def _enter_ended(self, kept: Kept) -> None:
         record = kept.record
         self.books.end(kept)
-        self._expiries.add(record.ended_s + self.limits.keep_s, record.id, self.books.all)
+        self._expiries.set(record.ended_s + self.limits.keep_s, record.id)
         callback = record.callback
         if callback is not None and callback.state is CallbackState.WAITING:
-            self._callbacks.add(callback.due_s, record.id, self.books.all)
+            self._callbacks.set(callback.due_s, record.id)
 
     # --- private ----------------------------------------------------------------------------------
 
@@ -436,6 +433,13 @@ class KeptLives:
         self._actions.append(Save(kept.record, part))
 
     def _forget(self, kept: Kept) -> None:
-        self.books.remove(kept)
-        self._unsaved.discard(kept.record.id)
+        self._remove(kept)
         self._actions += (Changed(kept.record.id), Erase(kept.record.id))
+
+    def _remove(self, kept: Kept) -> None:
+        """Remove it from all that knows it, since the id may come back from another node."""
+        self.books.remove(kept)
+        id_ = kept.record.id
+        self._unsaved.discard(id_)
+        self._expiries.remove(id_)
+        self._callbacks.remove(id_)

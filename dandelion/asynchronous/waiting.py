@@ -9,7 +9,7 @@ import heapq
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 _STALE = 64
 
@@ -71,30 +71,40 @@ class WaitingLine:
 
 
 class DueTimes:
-    """Ids with the times at which they are due. What is gone meanwhile is removed now and then.
+    """Ids with the times at which they are due, one for each. Removing one costs nothing.
 
     Args:
-        longest_s: nothing is added that is due later than in so many seconds. What seems to be is
+        longest_s: nothing is set that is due later than in so many seconds. What seems to be is
             due at once, since the clock was set back.
     """
 
     def __init__(self, longest_s: float = math.inf) -> None:
         self._longest_s = longest_s
+        self._due: dict[str, float] = {}
         self._heap: list[tuple[float, str]] = []
 
     def __bool__(self) -> bool:
-        return bool(self._heap)
+        return bool(self._due)
 
-    def add(self, due_s: float, id_: str, alive: Mapping[str, object]) -> None:
-        """Add an id; those not in `alive` may be dropped."""
-        if len(self._heap) > 2 * len(alive) + _STALE:
-            self._heap = [entry for entry in self._heap if entry[1] in alive]
+    def set(self, due_s: float, id_: str) -> None:
+        """Set the time of an id, instead of an earlier one."""
+        self._due[id_] = due_s
+        if len(self._heap) > 2 * len(self._due) + _STALE:
+            self._heap = [(due_s, id_) for id_, due_s in self._due.items()]
             heapq.heapify(self._heap)
-        heapq.heappush(self._heap, (due_s, id_))
+        else:
+            heapq.heappush(self._heap, (due_s, id_))
+
+    def remove(self, id_: str) -> None:
+        """Forget an id; it need not be there."""
+        self._due.pop(id_, None)
 
     def take(self, now_s: float) -> list[str]:
         """Take all that is due."""
         due = []
         while self._heap and not 0.0 < self._heap[0][0] - now_s <= self._longest_s:
-            due.append(heapq.heappop(self._heap)[1])
+            due_s, id_ = heapq.heappop(self._heap)
+            if self._due.get(id_) == due_s:
+                del self._due[id_]
+                due.append(id_)
         return due

@@ -56,7 +56,7 @@ class LifeMachine(RuleBasedStateMachine):
         self.accepted: set[str] = set()
         self.forgotten: set[str] = set()
         self.ends: dict[str, KeptState] = {}
-        self.has_lost_erasures = False
+        self.may_keep_too_much = False
 
     # --- the node, as simple as it can be -----------------------------------------------------
 
@@ -205,7 +205,7 @@ class LifeMachine(RuleBasedStateMachine):
         else:
             self.disk.write([Drop(id_)])
             self.forgotten.add(id_)
-        self.has_lost_erasures = True  # what comes back may be too much
+        self.may_keep_too_much = True
         self.carry_out()
 
     # --- the process --------------------------------------------------------------------------
@@ -237,6 +237,8 @@ class LifeMachine(RuleBasedStateMachine):
 
     def restart(self) -> None:
         unsaved = {i for i, k in self.lives.books.all.items() if k.unsaved or k.saves}
+        if any(kept.unsaved for kept in self.lives.books.all.values()):
+            self.may_keep_too_much = True  # what had ended, and was not counted, begins again
         unsaved |= self.forgotten
         self.steps.clear()
         self.running.clear()
@@ -254,7 +256,7 @@ class LifeMachine(RuleBasedStateMachine):
                 assert self.disk.read(record.id, Part.RESULT) == b"out"
             self.accepted.add(record.id)  # its caller may have been told just before
         if self.forgotten & records.keys():  # an erasure was not on the disk yet
-            self.has_lost_erasures = True
+            self.may_keep_too_much = True
             self.forgotten -= records.keys()
         self.ends = {i: s for i, s in self.ends.items() if i in records and i not in unsaved}
         self.lives.recovered(records.values(), self.now)
@@ -270,7 +272,7 @@ class LifeMachine(RuleBasedStateMachine):
                 assert self.ends.setdefault(id_, kept.shown.state) is kept.shown.state
         for tenant in TENANTS:
             number, total = self.lives.books.usage(tenant)
-            if not self.has_lost_erasures:
+            if not self.may_keep_too_much:
                 assert number <= LIMITS.number
                 assert total <= LIMITS.total_bytes
         assert all(count <= LIMITS.attempts for count in self.begun.values())
@@ -432,6 +434,59 @@ def test_a_callback_is_sent_although_the_clock_was_set_back() -> None:
     assert not [action for action in lives.take() if isinstance(action, Call)]
     lives.tick(5000.0 + FIRST_PAUSE_S)
     assert [action for action in lives.take() if isinstance(action, Call)]
+
+
+def ended_unsaved(lives: KeptLives, callback: CallbackRecord | None = None) -> KeptRecord:
+    """Let one end whose end the store refuses; return what the store has of it."""
+    record = KeptRecord(id="1", tenant="acme", request=KeptRequest(name="f"), callback=callback)
+    lives.submit(record, 0.0)
+    lives.stored("1", 0.0)
+    stored = lives.books.all["1"].record
+    lives.failed("1", FunctionError("f"), 0.0)
+    lives.store_failed("1", FULL, 0.0)
+    assert lives.books.all["1"].unsaved
+    lives.take()
+    return stored
+
+
+def test_one_that_comes_back_is_not_erased_for_its_earlier_end() -> None:
+    """Another node had it meanwhile, and was lost before it stored an end."""
+    lives = KeptLives(LIMITS)
+    stored = ended_unsaved(lives)
+    lives.abandoned(["1"], Cancelled("taken over"), 90.0)
+    lives.recovered([stored], 91.0)
+    lives.take()
+    lives.tick(LIMITS.keep_s + 1.0)
+    check_lives(lives)
+    assert not [action for action in lives.take() if isinstance(action, Erase)]
+    lives.stored("1", 102.0)
+    lives.finished("1", 0, 102.0)
+    lives.stored("1", 102.0)
+    lives.tick(LIMITS.keep_s + 101.0)
+    assert lives.find("1", "acme") is not None
+    lives.tick(LIMITS.keep_s + 103.0)
+    assert lives.find("1", "acme") is None
+
+
+def test_an_answer_to_a_callback_is_not_taken_for_one_that_came_back() -> None:
+    lives = KeptLives(LIMITS)
+    stored = ended_unsaved(lives, CallbackRecord("https://x.example/"))
+    lives.tick(1.0)
+    assert [action for action in lives.take() if isinstance(action, Call)]
+    lives.abandoned(["1"], Cancelled("taken over"), 2.0)
+    lives.recovered([stored], 3.0)
+    lives.take()
+    lives.called("1", "", 4.0)
+    check_lives(lives)
+    assert lives.take() == []
+
+
+def test_an_end_that_could_not_be_stored_is_stored_by_closing() -> None:
+    lives = KeptLives(LIMITS)
+    ended_unsaved(lives)
+    lives.closing()
+    (saved,) = [action.record for action in lives.take() if isinstance(action, Save)]
+    assert saved.state is KeptState.FAILED
 
 
 def test_an_erasure_that_was_lost_is_done_again() -> None:
