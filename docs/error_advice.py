@@ -217,6 +217,11 @@ ADVICE = {
         "A node of the cluster was killed, stopped or cut off, and no other one took the call.",
         "Try again. `dandelion cluster status` shows which nodes are up.",
     ),
+    "PackagesLost": Advice(
+        "Something deleted the folder of prepared packages, or a part of it, while the node ran.",
+        "Try again: they are prepared once more. If it repeats, find what deletes files in the "
+        "folder of the setting `packages_cache`.",
+    ),
     "SandboxLost": Advice(
         "A sandbox was killed from outside, or the machine has no memory or processes left.",
         "Try again. If it repeats, look at the limits of the machine (`dmesg`, `ulimit -u`).",

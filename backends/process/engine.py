@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -24,12 +25,14 @@ from dandelion.errors import (
     ContextFull,
     DandelionError,
     EngineDied,
+    PackagesLost,
     Raised,
     SandboxLost,
     TimedOut,
     Unauthorized,
 )
 from dandelion.function import Function
+from dandelion.packages.environment_folder import is_whole
 
 from . import outcome, sources, wire
 from .constants import ConstantFiles, Constants
@@ -121,7 +124,7 @@ class ProcessEngine(Engine):
         except NoSandbox:
             raise TimedOut(spec.name, "wall", limit_s) from None
         except ImportFailed as error:
-            raise Raised(spec.name, str(error)) from None
+            raise self._import_error(call.function, error) from None
         self._used = _PooledSandbox(sandbox, pool)
         try:
             self._begin(running, sandbox)
@@ -161,6 +164,12 @@ class ProcessEngine(Engine):
                 return ready.sandbox
             _discard(ready)
         return pool.take(deadline_ns)
+
+    def _import_error(self, function: Function, error: ImportFailed) -> DandelionError:
+        environment = function.environment
+        if environment is not None and not is_whole(Path(environment.folder).parent):
+            return PackagesLost(self.name, "they were removed from the node's cache")
+        return Raised(function.spec.name, str(error))
 
     def clean_up(self) -> None:
         used = self._clear()

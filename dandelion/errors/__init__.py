@@ -82,6 +82,7 @@ from dandelion.errors.platform import (
     InternalError,
     NodeLost,
     NoEngine,
+    PackagesLost,
     SandboxLost,
 )
 from dandelion.errors.restoring import (
@@ -126,6 +127,7 @@ __all__ = [
     "NotRecorded",
     "OutOfMemory",
     "Overloaded",
+    "PackagesLost",
     "Problem",
     "Problems",
     "QuotaExceeded",

@@ -62,6 +62,17 @@ class SandboxLost(EngineDied):
 
 
 @dataclass(eq=False)
+class PackagesLost(SandboxLost):
+    """The packages of a function are not in the node's cache any more.
+
+    They are prepared again, and a pure call is run again once.
+    """
+
+    def __str__(self) -> str:
+        return f"engine {self.engine} lost packages: {self.message}"
+
+
+@dataclass(eq=False)
 class NodeLost(EngineDied):
     """Another node of the cluster is gone, or did not take a call. The function is not the cause.
 

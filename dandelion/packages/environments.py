@@ -300,11 +300,11 @@ class Environments:
     def _hold(self, key: str) -> bool:
         """Lock an environment for use, if it is there and whole. Under the lock.
 
-        One that this node has locked is not counted again, but it may have been deleted since.
+        One that this node has locked may have been deleted since, wholly or in part.
         """
         folder = self._folder / key
         if key in self._held:
-            if (folder / RECORD).exists():
+            if is_whole(folder):
                 return True
             os.close(self._held.pop(key))
         if not folder.is_dir():

@@ -14,7 +14,7 @@ import msgspec
 
 from dandelion.dispatcher import Run
 from dandelion.driver import Demand, InstanceSets
-from dandelion.errors import DandelionError, EngineDied
+from dandelion.errors import DandelionError, EngineDied, PackagesLost
 from dandelion.function import FunctionSpec, FusedFunction, digest_of
 from dandelion.scheduler.actions import Action, Look, Plan, Stop
 from dandelion.scheduler.lines import Lines
@@ -171,7 +171,7 @@ class Calls:
         if call.phase is Phase.PLANNING:
             call.demand = demand
             call.attempt = 1  # what died while it was planned says nothing about running it
-            self.sending.queue(call, now_ns)
+            self._queue(call, now_ns)
 
     def done(self, call: CallState, outputs: InstanceSets, now_ns: int) -> None:
         """A sent call has returned its outputs."""
@@ -198,6 +198,8 @@ class Calls:
         engine = self.sending.off(call, now_ns)
         engine.failures += 1
         call.flow.counts.failures += 1
+        if isinstance(error, PackagesLost):
+            self._fetch_again(call.flow, now_ns)
         if call.members:
             self._separate(call, error, begun, now_ns)
         elif not call.cancelled and may_run_again(call, engine, error, begun):
@@ -259,7 +261,7 @@ class Calls:
                 call.phase = Phase.PLANNING
                 self._act(Plan(call, planner))
                 return
-        self.sending.queue(call, now_ns)
+        self._queue(call, now_ns)
 
     def _unplanned(self, call: CallState, error: DandelionError, begun: bool, now_ns: int) -> None:
         """A call could not be planned: have another engine plan it if this one died."""
@@ -285,7 +287,27 @@ class Calls:
             call.attempt += 1
             call.alone = call.alone or shared
             call.id = next(self.sending.numbers)
-        self.sending.queue(call, now_ns)
+        self._queue(call, now_ns)
+
+    def _queue(self, call: CallState, now_ns: int) -> None:
+        """Queue a call; if its function is to be fetched again, it waits for that first."""
+        if call.flow in self.residency.spoiled:
+            self.residency.unpin(call)
+            self._need(call, now_ns)
+        else:
+            self.sending.queue(call, now_ns)
+
+    def _fetch_again(self, flow: Flow, now_ns: int) -> None:
+        """Something that a function needs is gone: its waiting calls would fail too."""
+        if not self.residency.spoil(flow):
+            return
+        for queue in tuple(flow.queues.values()):
+            for call in tuple(queue.calls):
+                self.lines.remove(call)
+                self._queue(call, now_ns)
+        for call in tuple(flow.gathering):
+            self.sending.batches.leave(call)
+            self._queue(call, now_ns)
 
     def _left_batch(self, call: CallState) -> None:
         """A member was cancelled: cancel its batch if it was the last one."""

@@ -9,7 +9,8 @@ When memory is full, the entries with the least use for their reload cost are ev
 A function for which there is no room waits in a queue. Queued functions have priority over calls of
 present functions: a present function that must make room takes no new calls. When its pins have
 ended it is evicted, and its new calls wait at the end of the queue. Otherwise functions with
-constant load would starve all others.
+constant load would starve all others. A function of which something is gone, such as its packages,
+leaves in the same way, and is fetched again.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Residency:
             device may share it.
         line: flows that wait for room in the node's memory, in order.
         leaving: present flows that take no new calls, since waiting flows need their room.
+        spoiled: present flows that take no new calls, since they are to be fetched again.
         counts: of copies to devices.
     """
 
@@ -49,6 +51,7 @@ class Residency:
         self.devices: dict[EngineState, FunctionMemory] = {}
         self.line: OrderedDict[Flow, None] = OrderedDict()
         self.leaving: set[Flow] = set()
+        self.spoiled: set[Flow] = set()
         self._act = actions
         self._stayed: deque[Flow] = deque()
         self.counts = ConstantsCounts()
@@ -58,7 +61,7 @@ class Residency:
     def pin(self, call: CallState) -> bool:
         """Pin a call's function in memory. False if the call is blocked until it is present."""
         flow = call.flow
-        if flow.presence is Presence.PRESENT and flow not in self.leaving:
+        if flow.presence is Presence.PRESENT and not self._is_leaving(flow):
             flow.pins += 1
             call.pinned = True
             if flow.size_bytes:
@@ -77,8 +80,20 @@ class Residency:
             call.pinned = False
             flow = call.flow
             flow.pins -= 1
-            if flow.removed:
+            if flow in self.spoiled and not flow.pins:
+                self._evict(flow)
+            elif flow.removed:
                 self._drop_removed(flow)
+
+    def spoil(self, flow: Flow) -> bool:
+        """Something that a function needs is gone: it leaves memory once no call uses it.
+
+        Returns:
+            Whether it was in memory, and is pinned.
+        """
+        if flow in self.node and flow.pins:
+            self.spoiled.add(flow)
+        return flow in self.spoiled
 
     def unblock(self, call: CallState) -> None:
         """A call that waits for its function is cancelled."""
@@ -193,7 +208,7 @@ class Residency:
         """
         if self._stayed:
             flow = self._stayed.popleft()
-            if flow.presence is Presence.PRESENT and flow not in self.leaving:
+            if flow.presence is Presence.PRESENT and not self._is_leaving(flow):
                 return _taken(flow.blocked), None
             return [], None
         if not self.line:
@@ -215,6 +230,9 @@ class Residency:
         self._leave_only({f for f in pinned if f.presence is Presence.PRESENT})
         return ([], None) if self._stayed else None
 
+    def _is_leaving(self, flow: Flow) -> bool:
+        return flow in self.leaving or flow in self.spoiled
+
     def _leave_only(self, leaving: set[Flow]) -> None:
         self._stayed.extend(flow for flow in self.leaving if flow not in leaving)
         self.leaving = leaving
@@ -231,6 +249,7 @@ class Residency:
     def _evict(self, flow: Flow) -> None:
         """Drop a function that no call needs from memory, and from all devices."""
         self.leaving.discard(flow)
+        self.spoiled.discard(flow)
         for place in self.devices.values():
             if flow in place:  # engines may share it
                 place.remove(flow)

@@ -243,9 +243,14 @@ def _check_memory(scheduler: Scheduler, wanted: list[CallState]) -> None:
         in_line = flow in residency.line
         assert in_line == (flow.presence is Presence.WAITING), f"{flow.name}: line"
         if flow.blocked and flow.presence is Presence.PRESENT:
-            assert flow in residency.leaving, f"calls of {flow.name} wait for nothing"
+            leaves = flow in residency.leaving or flow in residency.spoiled
+            assert leaves, f"calls of {flow.name} wait for nothing"
         if flow.presence is Presence.ABSENT:
             assert not flow.blocked, f"calls of {flow.name} wait and it is not fetched"
+    for flow in residency.spoiled:
+        assert flow.pins, f"{flow.name} is not fetched again"
+        waiting = flow.waiting or flow.gathering
+        assert not waiting, f"calls of {flow.name} do not wait for it"
     if residency.line:
         first = next(iter(residency.line))
         room = residency.node.victims(first, first.size_bytes, first.tenant.quota.arena_bytes)

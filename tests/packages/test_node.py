@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.machinery
+import os
+import signal
 import sysconfig
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -195,6 +198,30 @@ def test_the_same_versions_come_back_after_a_restart(tmp_path: Path) -> None:
         assert called(node, "f") == "1.0"  # made again
         assert node.register(function("f", VERSION, "a", imports="a"))[0].version == 2
         assert "2.0" in str(node.describe("f").code[0].wheels)
+
+
+@pytest.mark.parametrize("what", ["all", "a module"])
+def test_packages_that_were_deleted_meanwhile_are_prepared_again(
+    what: str, tmp_path: Path, wheels: Path
+) -> None:
+    settings = msgspec.structs.replace(
+        SETTINGS, packages_folder=str(wheels), packages_cache=str(tmp_path)
+    )
+    before = children()
+    with dd.Node(settings) as node:
+        node.register(function("f", VERSION, "a", imports="a"))
+        assert called(node, "f") == "2.0"
+        site = Path(node._parts.packages._environments.place(node.describe("f").code[0]))
+        if what == "all":
+            remove(site.parent)
+        else:
+            site.chmod(0o755)
+            (site / "a.py").unlink()
+        for zygote in children() - before:
+            os.kill(zygote, signal.SIGKILL)
+        with ThreadPoolExecutor(8) as callers:
+            assert list(callers.map(lambda _: called(node, "f"), range(8))) == ["2.0"] * 8
+        assert called(node, "f") == "2.0"
 
 
 def test_calls_wait_while_others_prepare_their_packages(tmp_path: Path, wheels: Path) -> None:

@@ -34,6 +34,7 @@ from dandelion.errors import (
     Faulted,
     InternalError,
     Overloaded,
+    PackagesLost,
     Raised,
 )
 from dandelion.function import (
@@ -462,7 +463,8 @@ class Simulation:
         error: DandelionError | None = None
         if self.random.random() < self.faults.call:
             fault = Faulted(call.run.function.name, "fault")
-            error = self.random.choice([fault, Raised("f", "no", "")])
+            lost = PackagesLost(engine.name, "they are gone")
+            error = self.random.choice([fault, Raised("f", "no", ""), lost])
         self.later(delay_ns, partial(self._ended, call, call.id, error))
 
     def _ended(self, call: CallState, number: int, error: DandelionError | None) -> None:
