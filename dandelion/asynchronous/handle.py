@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dandelion.asynchronous.failures import NotEnded
 from dandelion.asynchronous.records import KeptEvent, KeptState, KeptView, Watched
 from dandelion.data import Sets
-from dandelion.errors import InvalidInput
+from dandelion.errors import DandelionError, InvalidInput
 from dandelion.progress import ShowProgress
 from dandelion.progress import progress as progress_bar
 
@@ -34,6 +34,10 @@ class KeptAccess(abc.ABC):
     def cancel(self, id_: str) -> KeptView:
         """End it, or forget it if it has ended."""
 
+    def pause_s(self, error: DandelionError) -> float | None:
+        """Return how long to wait before the same is asked again; None: the error is raised."""
+        return None
+
 
 class AsyncKeptAccess(abc.ABC):
     """How a handle reaches the node from an event loop; see `KeptAccess`."""
@@ -50,11 +54,17 @@ class AsyncKeptAccess(abc.ABC):
     async def cancel(self, id_: str) -> KeptView:
         """End it, or forget it if it has ended."""
 
+    def pause_s(self, error: DandelionError) -> float | None:
+        """Return how long to wait before the same is asked again; None: the error is raised."""
+        return None
+
 
 class InvocationHandle:
     """One asynchronous invocation. Safe to use from any thread.
 
-    All methods raise `Unknown` once the node has forgotten it.
+    All methods raise `Unknown` once the node has forgotten it. Over HTTP, `result` and `events`
+    wait for a node that gives no answer for a while, such as one that is restarted, see
+    `dandelion.frontend.outage`; the other methods raise `Unreachable` at once.
 
     Attributes:
         id: what the node calls it; also the id of its trace.
@@ -99,13 +109,22 @@ class InvocationHandle:
             except NotEnded:
                 if wait.is_over():
                     raise
+            except DandelionError as error:
+                time.sleep(wait.pause_s(self._access.pause_s(error), error))
+
+    def _watch(self, after: str, wait: _Wait) -> Watched:
+        while True:
+            try:
+                return self._access.watch(self.id, after, wait.next_s(), end=False)
+            except DandelionError as error:
+                time.sleep(wait.pause_s(self._access.pause_s(error), error))
 
     def _show_progress(self, wait: _Wait) -> None:
         """Show how many calls have ended, until its end or that of the time."""
         after = ""
         with progress_bar("calls") as show:
             while not wait.is_over():
-                watched = self._access.watch(self.id, after, wait.next_s(), end=False)
+                watched = self._watch(after, wait)
                 show_counts(watched, show)
                 if watched.view.state.has_ended:
                     return
@@ -121,8 +140,9 @@ class InvocationHandle:
         Args:
             after: id of the last event that is known; by default all that the node has.
         """
+        wait = _Wait(None, time.monotonic)
         while True:
-            watched = self._access.watch(self.id, after, POLL_S, end=False)
+            watched = self._watch(after, wait)
             yield from watched.events
             if watched.events:
                 after = watched.events[-1].id
@@ -163,13 +183,22 @@ class AsyncInvocationHandle:
             except NotEnded:
                 if wait.is_over():
                     raise
+            except DandelionError as error:
+                await asyncio.sleep(wait.pause_s(self._access.pause_s(error), error))
+
+    async def _watch(self, after: str, wait: _Wait) -> Watched:
+        while True:
+            try:
+                return await self._access.watch(self.id, after, wait.next_s(), end=False)
+            except DandelionError as error:
+                await asyncio.sleep(wait.pause_s(self._access.pause_s(error), error))
 
     async def _show_progress(self, wait: _Wait) -> None:
         """Show how many calls have ended, until its end or that of the time."""
         after = ""
         with progress_bar("calls") as show:
             while not wait.is_over():
-                watched = await self._access.watch(self.id, after, wait.next_s(), end=False)
+                watched = await self._watch(after, wait)
                 show_counts(watched, show)
                 if watched.view.state.has_ended:
                     return
@@ -181,8 +210,9 @@ class AsyncInvocationHandle:
 
     async def events(self, after: str = "") -> AsyncIterator[KeptEvent]:
         """Yield what happens, until its end, as `InvocationHandle.events`."""
+        wait = _Wait(None, asyncio.get_running_loop().time)
         while True:
-            watched = await self._access.watch(self.id, after, POLL_S, end=False)
+            watched = await self._watch(after, wait)
             for event in watched.events:
                 yield event
             if watched.events:
@@ -213,6 +243,12 @@ class _Wait:
         if self._end_s is None:
             return POLL_S
         return min(POLL_S, max(0.0, self._end_s - self._clock()))
+
+    def pause_s(self, pause_s: float | None, error: DandelionError) -> float:
+        """Return how long to pause after an error; raise it if that is not to be, or in vain."""
+        if pause_s is None or self.is_over():
+            raise error
+        return min(pause_s, self.next_s())
 
     def is_over(self) -> bool:
         return self._end_s is not None and self._clock() >= self._end_s

@@ -36,6 +36,7 @@ from dandelion.frontend.client_requests import (
     Steps,
 )
 from dandelion.frontend.client_tls import Tls
+from dandelion.frontend.outage import Outage
 from dandelion.frontend.problem import Unreachable
 from dandelion.frontend.records import Description
 from dandelion.invocation_result import InvocationResult
@@ -160,11 +161,12 @@ class AsyncClient:
             key=key,
             callback=callback,
         )
-        return self.submitted(await self._run(client_protocol.submit(requested, sets)))
+        id_ = await self._run(client_protocol.submit(requested, sets))
+        return AsyncInvocationHandle(id_, AsyncClientKept(self._run, Outage(is_reached=True)))
 
     def submitted(self, id_: str) -> AsyncInvocationHandle:
         """Give the handle of an asynchronous invocation, by its id; nothing is sent."""
-        return AsyncInvocationHandle(id_, AsyncClientKept(self._run))
+        return AsyncInvocationHandle(id_, AsyncClientKept(self._run, Outage(is_reached=False)))
 
     async def invocations(
         self, state: KeptState | None = None, after: str = "", limit: int = 100

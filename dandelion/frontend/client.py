@@ -45,6 +45,7 @@ from dandelion.frontend.client_requests import (
 )
 from dandelion.frontend.client_tls import Tls
 from dandelion.frontend.connections import Connections
+from dandelion.frontend.outage import Outage
 from dandelion.frontend.problem import Unreachable
 from dandelion.frontend.records import Description
 from dandelion.invocation_result import InvocationResult
@@ -219,11 +220,12 @@ class Client:
 
     def submit_sets(self, requested: KeptRequest, sets: Mapping[str, Value]) -> InvocationHandle:
         """Submit as `submit` does."""
-        return self.submitted(self._run(client_protocol.submit(requested, sets)))
+        id_ = self._run(client_protocol.submit(requested, sets))
+        return InvocationHandle(id_, ClientKept(self._run, Outage(is_reached=True)))
 
     def submitted(self, id_: str) -> InvocationHandle:
         """Give the handle of an asynchronous invocation, by its id; nothing is sent."""
-        return InvocationHandle(id_, ClientKept(self._run))
+        return InvocationHandle(id_, ClientKept(self._run, Outage(is_reached=False)))
 
     def invocations(
         self, state: KeptState | None = None, after: str = "", limit: int = 100

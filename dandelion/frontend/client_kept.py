@@ -8,8 +8,10 @@ from typing import Any
 from dandelion.asynchronous.handle import AsyncKeptAccess, KeptAccess
 from dandelion.asynchronous.records import KeptView, Watched
 from dandelion.data import Sets
+from dandelion.errors import DandelionError
 from dandelion.frontend import client_protocol
 from dandelion.frontend.client_requests import Steps
+from dandelion.frontend.outage import Outage
 
 
 class ClientKept(KeptAccess):
@@ -17,22 +19,29 @@ class ClientKept(KeptAccess):
 
     Args:
         run: carries out requests.
+        outage: whether the node answers.
     """
 
-    def __init__(self, run: Callable[[Steps[Any]], Any]) -> None:
+    def __init__(self, run: Callable[[Steps[Any]], Any], outage: Outage) -> None:
         self._run = run
+        self._outage = outage
 
     def watch(self, id_: str, after: str, wait_s: float, *, end: bool) -> Watched:
-        watched: Watched = self._run(client_protocol.watch(id_, after, wait_s, end=end))
+        with self._outage.noted():
+            watched: Watched = self._run(client_protocol.watch(id_, after, wait_s, end=end))
         return watched
 
     def result(self, id_: str, wait_s: float) -> Sets:
-        sets: Sets = self._run(client_protocol.kept_result(id_, wait_s))
+        with self._outage.noted():
+            sets: Sets = self._run(client_protocol.kept_result(id_, wait_s))
         return sets
 
     def cancel(self, id_: str) -> KeptView:
         view: KeptView = self._run(client_protocol.cancel_kept(id_))
         return view
+
+    def pause_s(self, error: DandelionError) -> float | None:
+        return self._outage.pause_s(error)
 
 
 class AsyncClientKept(AsyncKeptAccess):
@@ -40,19 +49,26 @@ class AsyncClientKept(AsyncKeptAccess):
 
     Args:
         run: carries out requests.
+        outage: whether the node answers.
     """
 
-    def __init__(self, run: Callable[[Steps[Any]], Awaitable[Any]]) -> None:
+    def __init__(self, run: Callable[[Steps[Any]], Awaitable[Any]], outage: Outage) -> None:
         self._run = run
+        self._outage = outage
 
     async def watch(self, id_: str, after: str, wait_s: float, *, end: bool) -> Watched:
-        watched: Watched = await self._run(client_protocol.watch(id_, after, wait_s, end=end))
+        with self._outage.noted():
+            watched: Watched = await self._run(client_protocol.watch(id_, after, wait_s, end=end))
         return watched
 
     async def result(self, id_: str, wait_s: float) -> Sets:
-        sets: Sets = await self._run(client_protocol.kept_result(id_, wait_s))
+        with self._outage.noted():
+            sets: Sets = await self._run(client_protocol.kept_result(id_, wait_s))
         return sets
 
     async def cancel(self, id_: str) -> KeptView:
         view: KeptView = await self._run(client_protocol.cancel_kept(id_))
         return view
+
+    def pause_s(self, error: DandelionError) -> float | None:
+        return self._outage.pause_s(error)
