@@ -148,10 +148,10 @@ def proxy(url: str, failures: list[int]) -> Iterator[str]:
     """Forward requests for results and events; answer the first ones with these statuses."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802  # the base class asks for this name
+        def do_POST(self) -> None:
             self._forward()
 
-        def do_GET(self) -> None:  # noqa: N802
+        def do_GET(self) -> None:
             if failures:
                 self.send_error(failures.pop(0))
             else:
