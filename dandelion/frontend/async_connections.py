@@ -21,10 +21,13 @@ from yarl import URL
 from dandelion.errors import InvalidInput
 from dandelion.frontend.client_requests import (
     AUTOMATIC_HEADERS,
+    CUT,
     NO_MEMORY,
+    NOT_HTTP,
     ClientRequest,
     ClientResponse,
     ClientTarget,
+    closed_connection,
 )
 from dandelion.frontend.problem import Unreachable
 
@@ -48,6 +51,7 @@ class AsyncConnections:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._used_s = 0.0
         self._is_closed = False
+        self._has_answered = False
 
     async def request(self, request: ClientRequest) -> ClientResponse:
         """Send a request and read its response.
@@ -66,7 +70,7 @@ class AsyncConnections:
         except TimeoutError:
             raise Unreachable(self._target.url, f"no answer for {limit_s:g} s") from None
         except (OSError, aiohttp.ClientError) as error:
-            raise Unreachable(self._target.url, _reason(error)) from None
+            raise Unreachable(self._target.url, self._reason(error)) from None
         except (MemoryError, OverflowError):
             raise Unreachable(self._target.url, NO_MEMORY) from None
 
@@ -110,9 +114,27 @@ class AsyncConnections:
         async with session.request(
             request.method, url, data=body or None, headers=headers, allow_redirects=False
         ) as response:
+            self._has_answered = True
             received = await _read(response, moved)
             location = response.headers.get("Location", "")
             return ClientResponse(self._target.url, response.status, received, location)
+
+    def _reason(self, error: OSError | aiohttp.ClientError) -> str:
+        closed = aiohttp.ServerDisconnectedError | aiohttp.ClientConnectionResetError
+        if isinstance(error, closed) or isinstance(error.__cause__, closed):
+            return closed_connection(has_answered=self._has_answered)
+        if isinstance(error, aiohttp.ClientPayloadError):
+            return CUT
+        if isinstance(error, aiohttp.ClientResponseError):
+            return NOT_HTTP
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            return str(error.certificate_error)
+        if isinstance(error, aiohttp.ClientConnectorSSLError):
+            return str(error.os_error)
+        if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+            return os.strerror(error.errno)
+        strerror = getattr(error, "strerror", None)
+        return str(strerror or error) or type(error).__name__
 
     async def close(self) -> None:
         """Close all connections. Requests under way fail. May be called twice."""
@@ -153,19 +175,3 @@ async def _read(response: aiohttp.ClientResponse, moved: Callable[[], None]) -> 
         filled += len(piece)
         moved()
     return memoryview(buffer).toreadonly()
-
-
-def _reason(error: OSError | aiohttp.ClientError) -> str:
-    closed = aiohttp.ServerDisconnectedError | aiohttp.ClientConnectionResetError
-    if isinstance(error, closed) or isinstance(error.__cause__, closed):
-        return "the server closed the connection without an answer"
-    if isinstance(error, aiohttp.ClientResponseError):
-        return f"the answer is not valid HTTP: {error.message.splitlines()[0]}"
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return str(error.certificate_error)
-    if isinstance(error, aiohttp.ClientConnectorSSLError):
-        return str(error.os_error)
-    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
-        return os.strerror(error.errno)
-    strerror = getattr(error, "strerror", None)
-    return str(strerror or error) or type(error).__name__

@@ -28,6 +28,8 @@ POLL_S = 0.05
 """Interval of the requests of `ready`, in seconds."""
 NO_MEMORY = "there is no memory for a response of the stated size"
 """Why a response cannot be received, for `Unreachable`."""
+CUT = "the connection broke in the middle of the response"
+NOT_HTTP = "the answer is not valid HTTP"
 AUTOMATIC_HEADERS = ("Accept-Encoding", "User-Agent")
 """Headers that HTTP libraries add and that a node does not use."""
 
@@ -104,6 +106,12 @@ class ClientTarget:
         secure = parts.scheme == "https"
         context = tls_context(tls) if secure else None
         return cls(url, secure, host, port, path, timeout_s, given, connections, context)
+
+
+def closed_connection(*, has_answered: bool) -> str:
+    """Say that a connection was closed, by a server that has answered other requests or not."""
+    end = "before it answered" if has_answered else "without an answer"
+    return f"the server closed the connection {end}"
 
 
 def check_seconds(where: str, seconds: float) -> None:

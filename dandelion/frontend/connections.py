@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import os
-from http.client import RemoteDisconnected
+from http.client import HTTPException, IncompleteRead, RemoteDisconnected
 
 import urllib3
 from urllib3 import exceptions
@@ -23,10 +23,13 @@ from urllib3.util import SKIP_HEADER, Retry, Timeout
 
 from dandelion.frontend.client_requests import (
     AUTOMATIC_HEADERS,
+    CUT,
     NO_MEMORY,
+    NOT_HTTP,
     ClientRequest,
     ClientResponse,
     ClientTarget,
+    closed_connection,
 )
 from dandelion.frontend.problem import Unreachable
 
@@ -44,6 +47,7 @@ class Connections:
 
     def __init__(self, target: ClientTarget) -> None:
         self._target = target
+        self._has_answered = False
         self._headers = {**dict.fromkeys(AUTOMATIC_HEADERS, SKIP_HEADER), **target.headers}
         self._open()
 
@@ -94,9 +98,10 @@ class Connections:
                 decode_content=False,
             )
         except (exceptions.HTTPError, OSError) as error:
-            raise Unreachable(self._target.url, _reason(error, limit_s)) from None
+            raise Unreachable(self._target.url, self._reason(error, limit_s)) from None
         except (MemoryError, OverflowError):
             raise Unreachable(self._target.url, NO_MEMORY) from None
+        self._has_answered = True
         received = memoryview(response.data)
         location = response.headers.get("Location", "")
         return ClientResponse(self._target.url, response.status, received, location)
@@ -105,21 +110,24 @@ class Connections:
         """Close all connections that are idle, and the others when their request ends."""
         self._pool.close()
 
-
-def _reason(error: BaseException, limit_s: float) -> str:
-    if isinstance(error, exceptions.MaxRetryError) and error.reason is not None:
-        error = error.reason
-    if isinstance(error, exceptions.ClosedPoolError):
-        return "the client is closed"
-    if isinstance(error, exceptions.EmptyPoolError):
-        return f"all connections of the client were in use for {limit_s:g} s"
-    cause = error.args[-1] if isinstance(error, exceptions.ProtocolError) else error.__cause__
-    if isinstance(cause, OSError) and (cause.errno or 0) > 0:
-        return os.strerror(cause.errno or 0)
-    if isinstance(error, exceptions.NameResolutionError):
-        return str(getattr(cause, "strerror", cause))
-    if isinstance(error, exceptions.TimeoutError) or isinstance(cause, TimeoutError):
-        return f"no answer for {limit_s:g} s"
-    if isinstance(cause, RemoteDisconnected):
-        return "the server closed the connection without an answer"
-    return str(error) or type(error).__name__
+    def _reason(self, error: BaseException, limit_s: float) -> str:
+        if isinstance(error, exceptions.MaxRetryError) and error.reason is not None:
+            error = error.reason
+        if isinstance(error, exceptions.ClosedPoolError):
+            return "the client is closed"
+        if isinstance(error, exceptions.EmptyPoolError):
+            return f"all connections of the client were in use for {limit_s:g} s"
+        cause = error.args[-1] if isinstance(error, exceptions.ProtocolError) else error.__cause__
+        if isinstance(cause, OSError) and (cause.errno or 0) > 0:
+            return os.strerror(cause.errno or 0)
+        if isinstance(error, exceptions.NameResolutionError):
+            return str(getattr(cause, "strerror", cause))
+        if isinstance(error, exceptions.TimeoutError) or isinstance(cause, TimeoutError):
+            return f"no answer for {limit_s:g} s"
+        if isinstance(cause, RemoteDisconnected):
+            return closed_connection(has_answered=self._has_answered)
+        if isinstance(cause, IncompleteRead):
+            return CUT
+        if isinstance(cause, HTTPException):
+            return NOT_HTTP
+        return str(error) or type(error).__name__

@@ -253,7 +253,8 @@ class Unreachable(DandelionError):
     def __str__(self) -> str:
         hints = (text for part, text in _UNREACHABLE_HINTS.items() if part in self.message)
         hint = next(hints, "")
-        if "without an answer" in self.message and self.url.startswith("http:"):
+        may_be_tls = "without an answer" in self.message or "not valid HTTP" in self.message
+        if may_be_tls and self.url.startswith("http:"):
             hint = "if it serves HTTPS, write https://"
         return f"{self.url}: {self.message}{'; ' if hint else ''}{hint}"
 

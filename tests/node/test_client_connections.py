@@ -354,24 +354,43 @@ def test_no_server_at_an_address_of_version_6(make: Any, host: str) -> None:
         client.invoke("echo", a=b"")
 
 
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+CUT = "the connection broke in the middle of the response"
+NOT_HTTP = "the answer is not valid HTTP; if it serves HTTPS, write https://"
+
+
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "reason"),
     [
-        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n\xc1\xc1",
-        b"HTTP/1.1 502 Bad\r\nContent-Length: 5\r\n\r\nproxy",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nxx\r\n0\r\n\r\n",
-        b"not HTTP at all\r\n\r\n",
-        b"",
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort", CUT),
+        (CHUNKED + b"5\r\nab", CUT),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n\xc1\xc1", "not a response of Dandelion"),
+        (CHUNKED + b"2\r\nxx\r\n0\r\n\r\n", "not a response of Dandelion"),
+        (b"HTTP/1.1 502 Bad\r\nContent-Length: 5\r\n\r\nproxy", "behind the proxy"),
+        (b"not HTTP at all\r\n\r\n", NOT_HTTP),
+        (b"\x15\x03\x03\x00\x02\x02F", NOT_HTTP),  # of a server that expects TLS
+        (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200 + b"\r\n", NOT_HTTP),
+        (b"", "closed the connection without an answer; if it serves HTTPS, write https://"),
     ],
 )
-def test_a_server_that_is_not_a_node(make: Any, answer: bytes) -> None:
+def test_a_server_that_is_not_a_node(make: Any, answer: bytes, reason: str) -> None:
     with (
         scripted([answer]) as (url, _),
         make(url, timeout_s=10) as client,
-        pytest.raises((Unreachable, InvalidInput)),
+        pytest.raises((Unreachable, InvalidInput)) as caught,
     ):
         client.invoke("echo", a=b"")
+    assert reason in str(caught.value)
+
+
+def test_a_node_that_is_gone_after_its_first_answer(make: Any) -> None:
+    """It is no server that expects TLS."""
+    ready = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+    with scripted([ready, b""]) as (url, _), make(url, timeout_s=10) as client:
+        assert client.ready()
+        with pytest.raises(Unreachable) as caught:
+            client.invoke("echo", a=b"")
+    assert str(caught.value).endswith("the server closed the connection before it answered")
 
 
 @pytest.mark.parametrize(
