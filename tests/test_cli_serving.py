@@ -113,6 +113,34 @@ def test_bad_settings(tmp_path: Path, text: str, flags: dict[str, list[str]], wh
     assert where in str(caught.value)
 
 
+def test_files_are_utf_8_in_any_locale(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("node.toml", "secrets.toml", "headers")]
+    files[0].write_text('host = "::1"  # für alle\n', "utf-8")
+    files[1].write_text(f'[secrets]  # für alle\nacme = "{"x" * 32}"\n', "utf-8")
+    files[2].write_text("# für alle\na: b\n", "utf-8")
+    program = """if True:
+        import locale, sys
+        from pathlib import Path
+        from dandelion.cli.settings import load_settings
+        from dandelion.node.callback_sender import _secrets
+        from dandelion.node.spans import read_headers
+        node, secrets, headers = map(Path, sys.argv[1:])
+        print(load_settings(node, {}, {}).host, *_secrets(str(secrets)), *read_headers(headers))
+        print(locale.getencoding())
+        """
+    plain = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, files)],
+        env=os.environ | plain,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found, encoding = done.stdout.splitlines()
+    assert found == "::1 acme a"
+    assert encoding != "UTF-8"
+
+
 def test_sizes_of_tenants_have_units(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text('[tenants.alpha]\narena_bytes = "64MiB"\ncall_device_bytes = 4096\n')

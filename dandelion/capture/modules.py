@@ -106,8 +106,8 @@ class CapturedModules:
             return
         file = source_file(spec.origin)
         if file is None:
-            text = Path(spec.origin).read_text() if Path(spec.origin).is_file() else None
-            if text is None or text.strip():
+            content = Path(spec.origin).read_bytes() if Path(spec.origin).is_file() else None
+            if content is None or content.strip():
                 refuse("not-captured", f"module '{name}' has no source that can be read", *where)
             self.files[f"{kind}:{name}"] = ""
             return

@@ -130,7 +130,7 @@ def run(arguments: Arguments, out: Output) -> int:
         raise WrongUsage(str(folder), message, "name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        (folder / name).write_text(text)
+        (folder / name).write_text(text, "utf-8")
     if out.as_json:
         out.document({"files": [str(folder / name) for name in files]})
         return 0

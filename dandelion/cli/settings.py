@@ -120,7 +120,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
 
 def _read_file(file: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(file.read_text())
+        table = tomllib.loads(file.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise InvalidInput(str(file), f"not valid TOML: {error}") from None
     values = {}

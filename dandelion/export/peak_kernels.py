@@ -202,7 +202,7 @@ def _loaded(name: str, text: str) -> Any:
     """Import the text of a kernel."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.py"
-        path.write_text(text)
+        path.write_text(text, "utf-8")
         spec = importlib.util.spec_from_file_location(f"dandelion_inductor_{name}", path)
         assert spec is not None
         assert spec.loader is not None

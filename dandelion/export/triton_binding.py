@@ -272,7 +272,7 @@ def _operations(text: str, gpu: Any) -> tuple[Operation, ...]:
     backend.load_dialects(context)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ttir"
-        path.write_text(text)
+        path.write_text(text, "utf-8")
         module = ir.parse_mlir_module(str(path), context)
     found: list[Operation] = []
     module.walk(lambda op: found.append(_operation(op)))

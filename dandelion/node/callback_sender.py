@@ -79,7 +79,7 @@ def _secrets(path: str) -> dict[str, bytes]:
         return {}
     where = "callback_secrets"
     try:
-        table = tomllib.loads(Path(path).expanduser().read_text())
+        table = tomllib.loads(Path(path).expanduser().read_text("utf-8"))
         given = msgspec.convert(table, _SecretFile).secrets
     except OSError as error:
         raise InvalidInput(where, f"{path}: {error.strerror}") from None

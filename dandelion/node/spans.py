@@ -273,7 +273,7 @@ def read_headers(file: Path) -> dict[str, str]:
         InvalidInput: it cannot be read, or a line is malformed; values are not repeated.
     """
     try:
-        lines = file.read_text().splitlines()
+        lines = file.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput("otlp_headers", f"'{file}' cannot be read: {error}") from None
     headers = {}

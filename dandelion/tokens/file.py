@@ -87,7 +87,7 @@ def write_tokens(path: Path, records: Sequence[TokenRecord]) -> None:
     path = _target(path)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # of mode 0600
     try:
-        with os.fdopen(descriptor, "w") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             _keep_owner(path, descriptor)
             file.write("\n".join(map(_text, records)) or "tokens = []\n")
             file.flush()
