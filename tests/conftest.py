@@ -8,13 +8,13 @@ catalogue names its folder.
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import shutil
 import tempfile
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings, strategies
 
 from dandelion import extension_modules
 from dandelion.frontend import collector
@@ -42,8 +42,17 @@ def pytest_collection_finish() -> None:
     this, each of these collections walks through some thousand tests and their modules, which takes
     longer than most of the tests. Servers in this process leave to it what is frozen.
     """
-    importlib.import_module("hypothesis")  # looks for referrers, and finds no frozen ones
+    _use_hypothesis()  # at first it looks for referrers, and finds no frozen ones
     unchanged = {"freeze": lambda: None, "unfreeze": lambda: None}
     collector.gc = SimpleNamespace(**vars(gc) | unchanged)
     gc.collect()
     gc.freeze()
+
+
+def _use_hypothesis() -> None:
+    @settings(max_examples=1, database=None)
+    @given(strategies.none())
+    def used(_: None) -> None:
+        pass
+
+    used()
