@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Never, Self, TypeVar
@@ -356,13 +357,15 @@ class Client:
     ) -> Iterator[LogLine]:
         """Yield lines that functions wrote lately, then new ones as they come, without end.
 
-        If more than `PAGE_LINES` come within `FOLLOW_S`, the newest are given.
+        If more than `PAGE_LINES` come within `FOLLOW_S`, the newest are given. A node that is away
+        later is waited for, see `Outage`.
         """
         page = self.logs(function, invocation)
+        outage = Outage(is_reached=True)
         while True:
             yield from page.lines
             time.sleep(FOLLOW_S)
-            page = self.logs(function, invocation, page.last)
+            page = outage.asked(partial(self.logs, function, invocation, page.last))
 
     def engines(self) -> Engines:
         """List the node's engines, and unavailable backends with the reason."""

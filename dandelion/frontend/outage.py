@@ -1,4 +1,4 @@
-"""How a client that waits for an asynchronous invocation bears a node that is away for a while."""
+"""How a client that waits for what comes later bears a node that is away for a while."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from dandelion.errors import DandelionError
 from dandelion.frontend.problem import Crowded, ShuttingDown, Unreachable
@@ -15,6 +16,7 @@ OUTAGE_S = 60.0
 """So long a node may give no answer, as while it is restarted."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
+T = TypeVar("T")
 _AWAY = (Unreachable, ShuttingDown, Crowded)
 _logger = logging.getLogger("dandelion")
 
@@ -48,6 +50,18 @@ class Outage:
 
     def _over(self) -> None:
         self._is_reached, self._since_s = True, None
+
+    def asked(self, ask: Callable[[], T]) -> T:
+        """Ask until there is an answer, or the node is given up."""
+        while True:
+            try:
+                with self.noted():
+                    return ask()
+            except DandelionError as error:
+                pause_s = self.pause_s(error)
+                if pause_s is None:
+                    raise
+                time.sleep(pause_s)
 
     def pause_s(self, error: DandelionError) -> float | None:
         """Return how long to wait before the same is requested again; None: it is given up."""

@@ -6,8 +6,10 @@ import contextlib
 import http.client
 import json
 import re
+import time
 import unicodedata
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from dandelion.cli.logs import text_of
 from dandelion.cli.main import main
 from dandelion.documents import RegistrationDocument
 from dandelion.errors import DandelionError, Raised, root_of
-from dandelion.frontend.client import Client
+from dandelion.frontend.client import FOLLOW_S, Client
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node, Settings
 from dandelion.node.call_logs import TENANTS, CallLogs
@@ -174,6 +176,24 @@ def test_over_http_clients_and_the_command(
         assert main(["logs", "--url", url, "--json", "--invocation", "none"]) == 0
         assert capsysbinary.readouterr().out == b""
         _follow(client, int(url.rpartition(":")[2]))
+
+
+def test_lines_are_followed_over_a_restart_of_the_server() -> None:
+    with Node(SETTINGS) as node, contextlib.ExitStack() as served:
+        node.register(DOCUMENT)
+        server = served.enter_context(BackgroundServer(node))
+        with Client(server.url) as client:
+            client.invoke("f", x="print('one')")
+            following = client.follow_logs()
+            assert next(following).text == "one"
+            with ThreadPoolExecutor(1) as thread:
+                served.close()
+                found = thread.submit(next, following)
+                time.sleep(2 * FOLLOW_S)  # it asks in vain
+                port = int(server.url.rpartition(":")[2])
+                served.enter_context(BackgroundServer(node, port=port))
+                node.invoke("f", x="print('two')")
+                assert found.result(20).text == "two"
 
 
 def _follow(client: Client, port: int) -> None:
