@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -331,6 +332,16 @@ def test_a_compiler_that_dies_is_the_sources_fault(compiler: Compiler) -> None:
     assert gone(int((compiler.folder / "crashed").read_text())), (
         "and leaves nothing that it started"
     )
+
+
+def test_a_compiler_that_is_killed_from_outside_is_not_the_sources_fault(
+    compiler: Compiler,
+) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(compile_apart, "cuda", "sm_90", [source(bad("HANG"))])
+        _, _, process = compiler.hanging()
+        os.kill(process, signal.SIGKILL)
+        assert found.result(20) == ()
 
 
 def test_a_compiler_dies_with_its_node(compiler: Compiler) -> None:

@@ -111,7 +111,8 @@ def compile_apart(
         limit_s: how long the process may take.
 
     Returns:
-        Their binaries in order; fewer, or none, where the compiler is missing or fails by itself.
+        Their binaries in order; fewer, or none, where the compiler is missing, fails by itself, or
+        is killed from outside.
 
     Raises:
         InvalidFunction: one does not compile, or takes too long, or the compiler dies of it.
@@ -135,6 +136,8 @@ def _answer_to(job: Job) -> Answer:
     descriptor = os.memfd_create("compiled")
     with open(descriptor, "rb") as output:
         code = _ran(job, descriptor)
+        if code == -signal.SIGKILL:  # its limits end it in other ways; is there no memory left?
+            return Answer(())
         if code:
             raise _death(job, code)
         output.seek(0)
