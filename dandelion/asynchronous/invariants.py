@@ -21,6 +21,9 @@ def check_lives(lives: KeptLives) -> None:
     assert queued == places.line._members.keys() | places.suspects._members.keys()
     assert not places.line._members.keys() & places.suspects._members.keys()
     assert lives._unsaved <= every.keys()
+    assert lives._expiries._due.keys() <= every.keys()
+    assert lives._callbacks._due.keys() <= every.keys()
+    assert all(lives._outdated.values())
     for kept in every.values():
         _check_kept(kept, lives)
     _check_tenants(lives)
@@ -32,6 +35,7 @@ def _check_kept(kept: Kept, lives: KeptLives) -> None:
     assert record.state.has_ended == (phase in (Phase.ENDING, Phase.ENDED))
     assert kept.bytes_ == record.kept_bytes
     assert record.attempts <= lives.limits.attempts
+    assert kept.saves >= 0
     if not lives.is_closing:
         assert kept.saves == (phase in _WITH_THE_STORE) or phase is Phase.ENDED
     if phase in _WITH_PLACE:

@@ -75,6 +75,7 @@ class KeptLives:
         self._callbacks = DueTimes(2 * LONGEST_PAUSE_S)
         self._unsaved: set[str] = set()
         self._unerased: set[str] = set()
+        self._outdated: dict[str, int] = {}  # how many saves of what was removed are not over
         self._actions: list[Action] = []
 
     def take(self) -> list[Action]:
@@ -142,10 +143,9 @@ class KeptLives:
 
     def stored(self, id_: str, now_s: float) -> None:
         """A `Save` is done."""
-        kept = self.books.all.get(id_)
+        kept = self._saved(id_)
         if kept is None:
-            return  # erased meanwhile
-        kept.saves -= 1
+            return
         if self.is_closing:
             return
         if kept.phase is Phase.ACCEPTING:
@@ -175,10 +175,9 @@ class KeptLives:
 
     def store_failed(self, id_: str, error: DandelionError, now_s: float) -> None:
         """A `Save` failed; nothing of it is in the store."""
-        kept = self.books.all.get(id_)
+        kept = self._saved(id_)
         if kept is None:
             return
-        kept.saves -= 1
         if self.is_closing:
             return
         if kept.phase is Phase.ACCEPTING:
@@ -203,9 +202,21 @@ class KeptLives:
             kept.unsaved = True
             self._unsaved.add(id_)
 
+    def _saved(self, id_: str) -> Kept | None:
+        """Count a `Save` that is over; None if its invocation was removed meanwhile."""
+        outdated = self._outdated.pop(id_, 0)
+        if outdated > 1:
+            self._outdated[id_] = outdated - 1
+        kept = self.books.all.get(id_)
+        if outdated or kept is None:  # those of an id end in the order in which they began
+            return None
+        kept.saves -= 1
+        return kept
+
     def erase_failed(self, id_: str) -> None:
-        """An `Erase` failed; it is tried again."""
-        self._unerased.add(id_)
+        """An `Erase` failed; it is tried again, unless the invocation came back."""
+        if id_ not in self.books.all:
+            self._unerased.add(id_)
 
     # --- the scheduler ----------------------------------------------------------------------------
 
@@ -306,6 +317,7 @@ class KeptLives:
                 continue
             kept = Kept(record, Phase.ENDED, shown=record)
             self.books.add(kept)
+            self._unerased.discard(record.id)
             if record.state.has_ended:
                 over.append(kept)
             elif record.id in refused:
@@ -440,6 +452,8 @@ class KeptLives:
         """Remove it from all that knows it, since the id may come back from another node."""
         self.books.remove(kept)
         id_ = kept.record.id
+        if kept.saves:
+            self._outdated[id_] = self._outdated.get(id_, 0) + kept.saves
         self._unsaved.discard(id_)
         self._expiries.remove(id_)
         self._callbacks.remove(id_)

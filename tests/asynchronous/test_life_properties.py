@@ -50,6 +50,7 @@ class LifeMachine(RuleBasedStateMachine):
         self.now = 1000.0
         self.count = 0
         self.steps: deque[Save | Erase] = deque()
+        self.refused: list[Save | Erase] = []  # steps of what another node has taken meanwhile
         self.running: list[str] = []
         self.calling: list[str] = []
         self.begun: Counter[str] = Counter()
@@ -97,21 +98,32 @@ class LifeMachine(RuleBasedStateMachine):
     @rule(number=st.integers(1, 4))
     def store(self, number: int) -> None:
         for _ in range(min(number, len(self.steps))):
-            step = self.steps.popleft()
-            self.write(step)
-            if isinstance(step, Save):
-                self.lives.stored(step.record.id, self.now)
+            self.store_one()
             self.carry_out()
+
+    def store_one(self) -> None:
+        step = self.steps.popleft()
+        if self.is_refused(step):
+            self.fail(step)
+            return
+        self.write(step)
+        if isinstance(step, Save):
+            self.lives.stored(step.record.id, self.now)
+
+    def is_refused(self, step: Save | Erase) -> bool:
+        return any(step is one for one in self.refused)
 
     @precondition(lambda self: self.steps)
     @rule()
     def store_fails(self) -> None:
-        step = self.steps.popleft()
+        self.fail(self.steps.popleft())
+        self.carry_out()
+
+    def fail(self, step: Save | Erase) -> None:
         if isinstance(step, Save):
             self.lives.store_failed(step.record.id, FULL, self.now)
         else:
             self.lives.erase_failed(step.id)
-        self.carry_out()
 
     # --- callers ------------------------------------------------------------------------------
 
@@ -194,7 +206,7 @@ class LifeMachine(RuleBasedStateMachine):
         self.lives.abandoned([id_], Cancelled("taken over"), self.now)
         assert id_ not in self.lives.books.all
         self.carry_out()
-        self.steps = deque(s for s in self.steps if _id_of(s) != id_)
+        self.refused += [step for step in self.steps if _id_of(step) == id_]
         self.running = [one for one in self.running if one != id_]
         self.ends.pop(id_, None)
         stored = [record for record in self.disk.load() if record.id == id_]
@@ -214,7 +226,9 @@ class LifeMachine(RuleBasedStateMachine):
     def crash(self, written: int) -> None:
         """The process ends; of what the store was given, only a beginning is on the disk."""
         for _ in range(min(written, len(self.steps))):
-            self.write(self.steps.popleft())
+            step = self.steps.popleft()
+            if not self.is_refused(step):
+                self.write(step)
         self.restart()
 
     @rule()
@@ -225,10 +239,7 @@ class LifeMachine(RuleBasedStateMachine):
         self.lives.closing()
         self.carry_out()
         while self.steps:
-            step = self.steps.popleft()
-            self.write(step)
-            if isinstance(step, Save):
-                self.lives.stored(step.record.id, self.now)
+            self.store_one()
         for id_ in self.running:
             self.lives.failed(id_, Cancelled("the node is shutting down"), self.now)
         self.lives.tick(self.now + 1000)
