@@ -203,6 +203,11 @@ function G(a) => (b)
     ]
 
 
+def test_a_type_over_several_lines_leaves_later_positions_right() -> None:
+    text = "function F(a:\n    float32[2,\n    3], b) => (c)\n;\nfunction G(a b) => (c);\n"
+    assert [p.where for p in problems_of(text)] == ["file.dc:1:13", "file.dc:5:14"]
+
+
 def test_says_what_it_was_reading() -> None:
     assert "declaration of 'F'" in problems_of("function F(a => (b);")[0].message
     assert "composition 'C'" in problems_of("composition C(a) (b) {}")[0].message

@@ -40,6 +40,7 @@ _BAD = re.compile(
     r"->|:|\d*\.\d+\w*|//[^\n]*|\"[^\"\n]*\"|'[^'\n]*'|\w+|[^\s\w(){},;=#:]+|.", re.DOTALL
 )
 _TYPE = re.compile(r":\s*[A-Za-z_]\w*(?:\[[^\]()]*\])?")
+_IN_LINE = re.compile(r"[^\n]")
 _IN_HEAD = re.compile(r"\b(?:function|composition)\s+\w+\s*\([^(){};]*(?:\)\s*=>\s*\([^(){};]*)?\Z")
 _NO_TYPES = (
     "a declaration has names of sets only; their types are declared where code is registered"
@@ -107,7 +108,8 @@ class _Reading:
                     self._add(
                         _NO_TYPES, error.line, error.column, len(type_), expected="a name alone"
                     )
-                    text = text[:offset] + " " * len(type_) + text[offset + len(type_) :]
+                    blank = _IN_LINE.sub(" ", type_)  # lines keep their numbers
+                    text = text[:offset] + blank + text[offset + len(type_) :]
                     continue
                 match = _BAD.match(self._text, offset)
                 bad = match.group() if match else self._text[offset]
