@@ -21,14 +21,7 @@ from dandelion.scheduler.lines import Lines
 from dandelion.scheduler.placement import Engines
 from dandelion.scheduler.policy import Policy
 from dandelion.scheduler.quota import quota_of_function
-from dandelion.scheduler.records import (
-    CallState,
-    Flow,
-    InvocationState,
-    Phase,
-    Presence,
-    Tenant,
-)
+from dandelion.scheduler.records import CallState, Flow, InvocationState, Phase, Presence, Tenant
 from dandelion.scheduler.residency import Residency
 from dandelion.scheduler.retries import PLAN_ATTEMPTS, blamed, may_run_again
 from dandelion.scheduler.sending import Sending
@@ -122,6 +115,11 @@ class Calls:
         elif call.phase is Phase.BLOCKED:
             self.residency.unblock(call)
         self._leave(call, now_ns)
+
+    def tenant_changed(self, tenant: Tenant, now_ns: int) -> None:
+        """A tenant is new, or its quota or weight changed."""
+        self.sending.tenant_changed(tenant, now_ns)
+        self._room(now_ns)
 
     def removed(self, tenant: Tenant, name: str, version: int) -> None:
         """Forget a function that is no longer registered; running calls are not affected."""

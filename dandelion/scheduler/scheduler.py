@@ -180,7 +180,7 @@ class Scheduler:
     def tenant_changed(self, tenant: Tenant, now_ns: int) -> None:
         """A tenant is new, or its quota or weight changed."""
         self.tenants[tenant.name] = tenant
-        self.calls.sending.tenant_changed(tenant, now_ns)
+        self.calls.tenant_changed(tenant, now_ns)
 
     def used_elsewhere(self, name: str, backend: str, used_ns: int) -> None:
         """A tenant has used engines of a backend for so long on other nodes of the cluster."""

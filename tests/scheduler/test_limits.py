@@ -25,6 +25,7 @@ from dandelion.scheduler import (
     Tenant,
 )
 from dandelion.scheduler.actions import Plan, Send
+from dandelion.scheduler.records import Presence
 from dandelion.testing.scheduler_invariants import check_invariants
 
 
@@ -311,3 +312,15 @@ def test_counting_what_is_alive_is_bounded_by_the_number_of_results() -> None:
         node.done(100)
     node.scheduler.recount(node.tenant)
     assert node.tenant.arena_bytes < 400
+
+
+def test_a_function_that_waits_for_memory_is_fetched_when_the_quota_grows() -> None:
+    node = Node(engines=2, tenant=Tenant("t", Quota(arena_bytes=100)))
+    calls = node.scheduler.calls
+    calls.sizes = lambda flow: (60, 0)
+    node.submit(function("one"))
+    calls.fetched(calls.flows["t", "one", 0], node.now_ns)
+    node.submit(function("other"))
+    assert node.running() == ["one"]
+    node.limit(node.tenant, Quota(arena_bytes=200))
+    assert calls.flows["t", "other", 0].presence is Presence.FETCHING
