@@ -8,6 +8,7 @@ declarations.
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -72,8 +73,8 @@ def print_attempts(attempts: AttemptsClause) -> str:
 
 
 def print_seconds(seconds: float) -> str:
-    """Write a number of seconds without an exponent, in milliseconds at most: ``0.5``, ``10``."""
-    return f"{seconds:.3f}".rstrip("0").rstrip(".")
+    """Write a number of seconds without an exponent: ``0.5``, ``10``."""
+    return f"{Decimal(repr(seconds)):f}".removesuffix(".0")
 
 
 def print_catch(catch: CatchClause) -> str:

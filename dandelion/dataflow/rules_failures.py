@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 from dandelion.dataflow.graph import Application, AttemptsClause, CatchClause, SourcePosition
-from dandelion.dataflow.printer import print_seconds
 from dandelion.dataflow.rules_clauses import SHOWN_LIMIT
 from dandelion.dataflow.rules_names import meant, problem, repeated
 from dandelion.errors import Problem
@@ -43,9 +42,9 @@ def catch_problems(catch: CatchClause) -> Iterator[Problem]:
 
 
 def _is_pause(seconds: float) -> bool:
-    """Tell whether it is in range, and stays the same number when it is printed."""
+    """Tell whether it is in range, and a number of whole milliseconds."""
     in_range = math.isfinite(seconds) and 0 <= seconds <= PAUSE_LIMIT_S
-    return in_range and float(print_seconds(seconds)) == seconds
+    return in_range and round(seconds, 3) == seconds
 
 
 def _kind_problems(kinds: Sequence[str], place: SourcePosition) -> Iterator[Problem]:

@@ -237,6 +237,7 @@ def mutations(draw: st.DrawFn) -> str:
 
 @settings(KEEP, max_examples=250)
 @given(mutations())
+@example(VALID.replace("backoff 0.5", "backoff 0.00000075"))
 def test_damaged_texts_are_read_or_refused_with_a_place(text: str) -> None:
     reads_or_refuses(text)
 
