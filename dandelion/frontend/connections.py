@@ -6,6 +6,10 @@ interrupted closes its connection, so the node cancels the invocation.
 urllib3 does not use connections that the server closed while they were idle, and repeats an
 idempotent request once if the connection breaks. It never repeats an invocation.
 
+A proxy may send interim responses (1xx) before the response, such as 103 Early Hints. `http.client`
+skips only 100 Continue. It would return another one as the response, and the actual response would
+then answer the next request on the connection.
+
 aiohttp on an event loop in a thread was tried as well. A call of a function that does nothing then
 took 1.5 times as long as with `http.client`, and a body of 1 MiB twice as long. With urllib3 a call
 takes 1.3 times as long, and a large body the same time.
@@ -15,10 +19,11 @@ from __future__ import annotations
 
 import math
 import os
-from http.client import HTTPException, IncompleteRead, RemoteDisconnected
+from http.client import HTTPException, HTTPResponse, IncompleteRead, RemoteDisconnected
 
 import urllib3
 from urllib3 import exceptions
+from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.util import SKIP_HEADER, Retry, Timeout
 
 from dandelion.frontend.client_requests import (
@@ -36,6 +41,33 @@ from dandelion.frontend.problem import Unreachable
 _ONCE_MORE = Retry(
     total=1, connect=0, redirect=0, status=0, other=0, respect_retry_after_header=False
 )
+_SWITCHING_PROTOCOLS = 101
+
+
+class _FinalResponse(HTTPResponse):
+    """A response without the interim ones before it."""
+
+    def begin(self) -> None:
+        super().begin()
+        while 100 <= self.status < 200 and self.status != _SWITCHING_PROTOCOLS:
+            self.headers = None  # type: ignore[assignment]  # with headers it reads no further head
+            super().begin()
+
+
+class _Connection(HTTPConnection):
+    response_class = _FinalResponse
+
+
+class _TlsConnection(HTTPSConnection):
+    response_class = _FinalResponse
+
+
+class _Pool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _TlsPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _TlsConnection
 
 
 class Connections:
@@ -56,11 +88,9 @@ class Connections:
         host = f"[{target.host}]" if ":" in target.host else target.host  # else without a zone
         self._pool: urllib3.HTTPConnectionPool
         if target.tls is None:
-            self._pool = urllib3.HTTPConnectionPool(
-                host, target.port, maxsize=target.connections, block=True
-            )
+            self._pool = _Pool(host, target.port, maxsize=target.connections, block=True)
         else:
-            self._pool = urllib3.HTTPSConnectionPool(
+            self._pool = _TlsPool(
                 host,
                 target.port,
                 maxsize=target.connections,

@@ -425,6 +425,14 @@ def test_a_redirect_is_told(make: Any, method: str) -> None:
         getattr(client, method)(*arguments.get(method, ()))
 
 
+@pytest.mark.parametrize("interim", [b"100 Continue", b"102 Processing", b"103 Early Hints"])
+def test_interim_responses_are_no_answer(make: Any, interim: bytes) -> None:
+    before = b"HTTP/1.1 " + interim + b"\r\nLink: </style.css>\r\n\r\n"
+    other = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nother\r\n0\r\n\r\n"
+    with scripted([2 * before + OK, before + other]) as (url, _), make(url, timeout_s=10) as client:
+        assert (client.metrics(), client.metrics()) == ("ok", "other")
+
+
 @pytest.mark.parametrize("method", ["metrics", "cluster", "engines"])
 def test_an_answer_that_is_not_text(make: Any, method: str) -> None:
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n\xff\xff"
