@@ -78,6 +78,12 @@ def check_callback(url: str, allowed: Iterable[CallbackPrefix], *, has_secret: b
         raise InvalidInput(_WHERE, "the tenant has no secret to sign callbacks with", hint)
 
 
+def receiver_of(url: str) -> str:
+    """Name the receiver of a URL that was checked: its host and port."""
+    _, host, port, _ = _parts(_WHERE, url)
+    return f"{host}:{port}"
+
+
 def _parts(where: str, url: str) -> tuple[str, str, int, str]:
     """Divide a URL: scheme, host, port, path."""
     hint = "write https://HOST/PATH"

@@ -3,6 +3,9 @@
 The URL is on the operator's list, its address is checked after resolution, redirects are not
 followed, nothing of the response but its status is read, and the environment (proxies, credentials)
 is ignored. ``docs/asynchronous.md`` describes what a receiver gets.
+
+A receiver has a part of the places only. If one that does not answer could take all of them, the
+callbacks to other receivers would wait for its time-outs.
 """
 
 from __future__ import annotations
@@ -16,11 +19,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from dandelion.addresses import AddressPolicy, Refused
-from dandelion.asynchronous.callbacks import CallbackPrefix, callback_body, check_callback
+from dandelion.asynchronous.callbacks import (
+    CallbackPrefix,
+    callback_body,
+    check_callback,
+    receiver_of,
+)
 from dandelion.asynchronous.records import KeptRecord
 from dandelion.asynchronous.signing import HEADER, sign
 from dandelion.errors import InvalidInput
@@ -31,7 +40,8 @@ if TYPE_CHECKING:
     import aiohttp
 
 LIMIT_S = 10.0
-CONCURRENCY = 16
+CONCURRENCY = 64
+RECEIVER_CONCURRENCY = 16
 SECRET_LENGTH = 16  # characters at least
 
 
@@ -120,6 +130,7 @@ class CallbackSender:
     def __init__(self, rules: CallbackRules) -> None:
         self._rules = rules
         self._places = TenantPlaces(CONCURRENCY)
+        self._receivers = WeakValueDictionary[str, TenantPlaces]()  # while they are in use
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, record: KeptRecord) -> str:
@@ -131,7 +142,12 @@ class CallbackSender:
         try:
             self._rules.check(url, record.tenant)  # the operator may have changed the list
             self._rules.policy.check_literal(urlsplit(url).hostname or "")
-            async with self._places.taken(record.tenant), asyncio.timeout(LIMIT_S):
+            places = self._places_of(receiver_of(url))
+            async with (  # while it waits for its receiver, it has no other place
+                places.taken(record.tenant),
+                self._places.taken(record.tenant),
+                asyncio.timeout(LIMIT_S),
+            ):
                 return await self._post(url, record)
         except TimeoutError:
             return f"no answer within {LIMIT_S:g} s"
@@ -139,6 +155,12 @@ class CallbackSender:
             return str(error)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return _problem_of(error)
+
+    def _places_of(self, receiver: str) -> TenantPlaces:
+        places = self._receivers.get(receiver)
+        if places is None:
+            places = self._receivers[receiver] = TenantPlaces(RECEIVER_CONCURRENCY)
+        return places
 
     async def _post(self, url: str, record: KeptRecord) -> str:
         from yarl import URL

@@ -18,6 +18,7 @@ from dandelion.asynchronous.callbacks import CallbackPrefix, after_attempt, chec
 from dandelion.asynchronous.records import CallbackRecord, CallbackState
 from dandelion.asynchronous.signing import HEADER, WINDOW_S, sign, verify
 from dandelion.errors import InvalidInput
+from dandelion.node import callback_sender
 from dandelion.testing import wait_until
 from tests.node.served import DOCUMENT, SETTINGS
 
@@ -32,18 +33,22 @@ class Hook:
         received: path, headers and body of each request.
         answers: statuses to answer with; 200 when there are none left.
         raw: what is sent instead of an answer.
+        answering: is awaited before an answer.
     """
 
     def __init__(self) -> None:
         self.received: list[tuple[str, dict[str, str], bytes]] = []
         self.answers: list[int] = []
         self.raw: bytes | None = None
+        self.answering = threading.Event()
+        self.answering.set()
         hook = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:  # the name that the base class calls
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 hook.received.append((self.path, dict(self.headers.items()), body))
+                hook.answering.wait()
                 if hook.raw is not None:
                     self.wfile.write(hook.raw)
                     return
@@ -60,6 +65,7 @@ class Hook:
         self._thread.start()
 
     def close(self) -> None:
+        self.answering.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -154,6 +160,28 @@ def test_no_receiver(tmp_path: Path, host: str) -> None:
     with node_of(hook, tmp_path) as node:
         found = problem_of(node, f"http://{host}:{hook.port}{path}")
         assert found == "no connection: Connection refused"
+
+
+def test_a_receiver_that_does_not_answer_delays_no_other(
+    hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callback_sender, "LIMIT_S", 1000.0)
+    other = Hook()
+    other.answering.clear()
+    allowed = tuple(f"http://127.0.0.1:{one.port}/" for one in (hook, other))
+    try:
+        with node_of(hook, tmp_path, callback_allow=allowed) as node:
+            register(node)
+            for _ in range(callback_sender.CONCURRENCY + 1):
+                node.submit("echo", a=b"1", callback=allowed[1]).result(LIMIT_S)
+            wait_until(lambda: len(other.received) == callback_sender.RECEIVER_CONCURRENCY, LIMIT_S)
+            node.submit("echo", a=b"1", callback=allowed[0])
+            wait_until(lambda: hook.received, LIMIT_S)
+            assert len(other.received) == callback_sender.RECEIVER_CONCURRENCY
+            other.answering.set()
+            wait_until(lambda: len(other.received) == callback_sender.CONCURRENCY + 1, LIMIT_S)
+    finally:
+        other.close()
 
 
 def problem_of(node: Node, url: str) -> str:
