@@ -27,12 +27,12 @@ class ClientKept(KeptAccess):
         self._outage = outage
 
     def watch(self, id_: str, after: str, wait_s: float, *, end: bool) -> Watched:
-        with self._outage.noted():
+        with self._outage.noted(wait_s) as wait_s:
             watched: Watched = self._run(client_protocol.watch(id_, after, wait_s, end=end))
         return watched
 
     def result(self, id_: str, wait_s: float) -> Sets:
-        with self._outage.noted():
+        with self._outage.noted(wait_s) as wait_s:
             sets: Sets = self._run(client_protocol.kept_result(id_, wait_s))
         return sets
 
@@ -57,12 +57,12 @@ class AsyncClientKept(AsyncKeptAccess):
         self._outage = outage
 
     async def watch(self, id_: str, after: str, wait_s: float, *, end: bool) -> Watched:
-        with self._outage.noted():
+        with self._outage.noted(wait_s) as wait_s:
             watched: Watched = await self._run(client_protocol.watch(id_, after, wait_s, end=end))
         return watched
 
     async def result(self, id_: str, wait_s: float) -> Sets:
-        with self._outage.noted():
+        with self._outage.noted(wait_s) as wait_s:
             sets: Sets = await self._run(client_protocol.kept_result(id_, wait_s))
         return sets
 

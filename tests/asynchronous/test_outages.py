@@ -12,15 +12,20 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from dandelion import Node
+from dandelion.asynchronous.failures import NotEnded
+from dandelion.asynchronous.handle import InvocationHandle
 from dandelion.asynchronous.records import KeptState
 from dandelion.data import Sets
 from dandelion.frontend import outage
 from dandelion.frontend.async_client import AsyncClient
 from dandelion.frontend.client import Client
+from dandelion.frontend.client_kept import ClientKept
+from dandelion.frontend.client_requests import Steps
 from dandelion.frontend.problem import Unreachable
 from dandelion.frontend.server import BackgroundServer
 from tests.asynchronous.async_nodes import LIMIT_S, node_of, settings_of
@@ -194,3 +199,26 @@ def test_errors_of_a_proxy_are_waited_out(ask: object, restarted: Restarted) -> 
     with proxy(restarted.url, failures) as url:
         assert ask(url).b.bytes() == b"again"
     assert not failures
+
+
+@pytest.mark.parametrize("is_reached", [True, False])
+@pytest.mark.parametrize("limit_s", [1.5, 5.0, 15.0])
+def test_a_proxy_that_ends_long_requests_is_no_outage(limit_s: float, is_reached: bool) -> None:
+    now_s = 0.0
+    failed = 0
+    sets = Sets({})
+
+    def run(steps: Steps[Sets]) -> Sets:
+        nonlocal now_s, failed
+        wait_s = float(parse_qs(urlsplit(next(steps).path).query)["wait_s"][0])
+        now_s += min(wait_s, limit_s)
+        if wait_s > limit_s:
+            failed += 1
+            raise Unreachable("http://proxy", "504")
+        if now_s < 10 * outage.OUTAGE_S:
+            raise NotEnded("0" * 32, "running")
+        return sets
+
+    kept = ClientKept(run, outage.Outage(is_reached=is_reached, clock=lambda: now_s))
+    assert InvocationHandle("0" * 32, kept).result() is sets
+    assert failed == 1
