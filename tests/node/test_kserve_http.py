@@ -17,7 +17,7 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
-from dandelion.data import Item, ItemSet
+from dandelion.data import Item, ItemSet, SetSpec
 from dandelion.frontend.conversion.converter import Converter
 from dandelion.frontend.kserve.inference import InferenceCall, Inferences
 from dandelion.frontend.kserve.models import Models
@@ -25,6 +25,7 @@ from dandelion.frontend.service import Service
 from dandelion.testing import wait_until
 
 from .kserve_served import KSERVE, KServed, kserved
+from .served import function
 
 Array = np.ndarray[Any, Any]
 
@@ -236,6 +237,20 @@ def test_outputs_and_parameters(client: triton.InferenceServerClient) -> None:
     result = client.infer("pair", arrays, outputs=mixed, priority=1, timeout=10_000_000)
     assert [one["name"] for one in result.get_response()["outputs"]] == ["right", "left"]
     assert result.as_numpy("left").tolist() == [0, 0]
+
+
+def test_an_optional_input_may_be_left_out(
+    client: triton.InferenceServerClient, served: KServed
+) -> None:
+    optional = SetSpec("right", "int8", optional=True)
+    served.node.register(function("half", ("left", optional), ("left", optional)))
+    left, right = (given(name, np.ones(2, np.int8), "INT8") for name in ("left", "right"))
+    for inputs, size in (([left], 0), ([left, right], 2)):
+        result = client.infer("half", inputs)
+        assert result.as_numpy("left").tolist() == [1, 1]
+        assert result.as_numpy("right").tolist() == [1] * size
+    with pytest.raises(InferenceServerException, match="'left' is missing"):
+        client.infer("half", [right])
 
 
 def test_a_timeout_ends_the_invocation(

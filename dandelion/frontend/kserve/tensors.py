@@ -97,7 +97,7 @@ def sets_of(
 
     Raises:
         InvalidInput: a tensor does not fit its set, or its data does not fit its shape; a name is
-            unknown (with the nearest one), given twice or missing.
+            unknown (with the nearest one), given twice, or missing and not optional.
         TooMany: there are more items than the limit.
     """
     sets: SetMap = {}
@@ -115,10 +115,10 @@ def sets_of(
         left -= len(items)
         is_batch = is_batch or is_split
         sets[name] = checked(name, items, spec)
-    if len(sets) < len(specs):
-        missing = next(name for name in specs if name not in sets)
-        hint = f"inputs are: {', '.join(specs)}"
-        raise InvalidInput("inputs", f"the input '{missing}' is missing", hint)
+    for name, spec in specs.items():
+        if name not in sets and not spec.optional:
+            hint = f"inputs are: {', '.join(specs)}"
+            raise InvalidInput("inputs", f"the input '{name}' is missing", hint)
     return sets, is_batch
 
 
