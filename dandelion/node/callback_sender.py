@@ -16,6 +16,7 @@ import time
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -183,13 +184,15 @@ class CallbackSender:
         import aiohttp
 
         from dandelion.checked_resolver import CheckedResolver, SystemResolver
+        from dandelion.node.callback_answer import ShortAnswer
 
         if self._session is None:
             resolver = CheckedResolver(self._rules.policy, SystemResolver(CONCURRENCY))
+            connector = aiohttp.TCPConnector(resolver=resolver, limit=CONCURRENCY, force_close=True)
+            made = partial(ShortAnswer, asyncio.get_running_loop())
+            connector._factory = made  # type: ignore[assignment]  # makes a subclass
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    resolver=resolver, limit=CONCURRENCY, force_close=True
-                ),
+                connector=connector,
                 timeout=aiohttp.ClientTimeout(total=LIMIT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,

@@ -19,11 +19,13 @@ from dandelion.asynchronous.records import CallbackRecord, CallbackState
 from dandelion.asynchronous.signing import HEADER, WINDOW_S, sign, verify
 from dandelion.errors import InvalidInput
 from dandelion.node import callback_sender
+from dandelion.node.callback_answer import LIMIT_BYTES
 from dandelion.testing import wait_until
 from tests.node.served import DOCUMENT, SETTINGS
 
 SECRET = "a secret of the tenant default"
 LIMIT_S = 20.0
+NO_ANSWER = "the connection was closed without an answer"
 
 
 class Hook:
@@ -140,11 +142,32 @@ def test_a_failure_is_told_and_in_the_end_it_is_given_up(
     [
         (b"220 mail.internal\r\n", "the answer is not valid HTTP"),
         (b"HTTP/1.1 200 OK\r\nX: " + bytes(9000), "the answer is not valid HTTP"),
-        (b"HTTP/1.1 200", "the connection was closed without an answer"),
-        (b"", "the connection was closed without an answer"),
+        (b"HTTP/1.1 200", NO_ANSWER),
+        (b"", NO_ANSWER),
     ],
 )
 def test_an_answer_that_is_none_is_not_shown(
+    hook: Hook, tmp_path: Path, raw: bytes, problem: str
+) -> None:
+    hook.raw = raw
+    with node_of(hook, tmp_path) as node:
+        assert problem_of(node, f"http://127.0.0.1:{hook.port}/hooks/x") == problem
+
+
+INTERIM = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        (3 * INTERIM + OK % 0, ""),
+        (OK % LIMIT_BYTES + bytes(LIMIT_BYTES), ""),
+        (LIMIT_BYTES // len(INTERIM) * INTERIM + OK % 0, NO_ANSWER),
+    ],
+    ids=["interim responses", "a long body", "too many interim responses"],
+)
+def test_only_the_beginning_of_an_answer_is_read(
     hook: Hook, tmp_path: Path, raw: bytes, problem: str
 ) -> None:
     hook.raw = raw
