@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import queue
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -16,8 +17,10 @@ import tritonclient.grpc.aio as triton_aio
 from tritonclient.grpc import model_config_pb2, service_pb2
 from tritonclient.utils import InferenceServerException
 
+from dandelion.frontend.guard import Guard
 from dandelion.frontend_process.grpc_frontend import messages
-from dandelion.frontend_process.grpc_frontend.server import SERVICE
+from dandelion.frontend_process.grpc_frontend.methods import Methods
+from dandelion.frontend_process.grpc_frontend.server import SERVICE, STREAM, Service
 from dandelion.testing import wait_until
 from tests.node.kserve_requests import ONE, given, infer, request_of
 
@@ -249,6 +252,30 @@ def test_a_stream_that_is_left_is_cancelled(
     wait_until(lambda: served.node.info().running == 3)
     client.stop_stream(cancel_requests=True)
     wait_until(lambda: served.node.info().running == 0)
+
+
+def test_a_client_that_leaves_during_a_response_is_no_error() -> None:
+    """Else the library logs it, with a traceback."""
+
+    class Context:
+        async def read(self) -> bytes:
+            return b"request"
+
+        async def write(self, response: bytes) -> None:
+            raise grpc.aio.InternalError
+
+        def time_remaining(self) -> None:
+            """There is no deadline."""
+
+    async def infer(*_: object) -> bytes:
+        return b"response"
+
+    async def serve() -> None:
+        service = Service(cast(Methods, SimpleNamespace(table=dict, infer=infer)), Guard())
+        details = SimpleNamespace(method=f"/{SERVICE}/{STREAM}", invocation_metadata=())
+        await service.service(details).stream_stream(None, Context())
+
+    asyncio.run(serve())
 
 
 def test_the_coroutine_client(served: KServed) -> None:

@@ -222,7 +222,11 @@ class _Stream:
         reading = asyncio.create_task(self._read(context))
         try:
             while (call := await self._calls.get()) is not None:
-                await context.write(await call)
+                response = await call
+                try:
+                    await context.write(response)
+                except grpc.aio.InternalError:  # the client left; the library notices it later
+                    return
                 self._running.discard(call)
             await reading
         finally:
