@@ -208,8 +208,8 @@ def test_a_node_closes_while_a_call_is_out(fake: FakeEngineProcess) -> None:
 WARM = "for _ in range(12): process.answer(process.call())\n"
 
 
-ROOM = Settings(backends=(), arena_bytes=4 << 20, spin_us=0)
-"""Memory for two calls, even if results of earlier ones have not been freed yet."""
+ROOM = Settings(backends=(), arena_bytes=16 << 20, spin_us=0)
+"""Memory for two calls, even if no result of the earlier ones has been freed yet."""
 
 
 def two_calls(node: Node, name: str = "F") -> list[str]:

@@ -19,11 +19,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from dandelion.controllers.cores import CoreDivision
-from dandelion.data import Item, ItemSet, SetSpec
-from dandelion.dataflow.language import parse
+from dandelion.data import Item, ItemSet
 from dandelion.dataflow.sharding import Partitioning
-from dandelion.dispatcher import CompositionPlan, compile_composition
-from dandelion.dispatcher.plan import direct_plan
 from dandelion.driver import Capacity, Demand
 from dandelion.errors import (
     BackendUnavailable,
@@ -37,16 +34,8 @@ from dandelion.errors import (
     PackagesLost,
     Raised,
 )
-from dandelion.function import (
-    Batching,
-    CodeObject,
-    FunctionSpec,
-    Limits,
-    StaticItem,
-    digest_of,
-)
 from dandelion.policies import POLICIES
-from dandelion.scheduler import EngineState, InvocationState, Quota, Scheduler, Tenant
+from dandelion.scheduler import EngineState, InvocationState, Scheduler
 from dandelion.scheduler.actions import (
     Action,
     Check,
@@ -68,43 +57,12 @@ from tests.scheduler.devices import SimulatedDevices
 from tests.scheduler.random_workers import RandomPool
 from tests.scheduler.remembering_walk import RememberingWalk
 from tests.scheduler.watch import Watch, watched_policy
+from tests.scheduler.world import World
 
 MS = 1_000_000
 MEMORY_BYTES = 1000
 DRAIN_STEPS = 3000
 """In which all that runs must end; 294 is the most of 320 nodes."""
-TEXT = """
-function one(x) => (y);
-function gpu(x) => (y);
-function io(x) => (y);
-composition chain(x) => (z) {
-    one(x = all x) => (a = y);
-    gpu(x = all a) => (b = y);
-    one(x = all b) => (z = y);
-}
-composition fan(x) => (z) {
-    gpu(x = each x) => (a = y);
-    one(x = each a) => (b = y);
-    io(x = all b) => (z = y);
-}
-"""
-parse(TEXT)  # what reads texts is loaded on first use: here with all else, see `sources`
-HANDLED = """
-composition inner(x) => (z) {
-    one(x = each x) => (a = y) attempts 2 on (Raised, Overloaded) backoff 0.01;
-    gpu(x = each a) => (z = y);
-}
-composition caught(x) => (z, e, f) {
-    gpu(x = each x) => (a = y) attempts 3 on (FunctionError, CapacityError) backoff 0.02 catch e;
-    inner(x = each x) => (b = z) attempts 2 on (FunctionError) catch f;
-    one(x = optional all a) => (z = y) repeat 2 feeding (x = y) attempts 5 on (Raised, Faulted);
-}
-composition patient(x) => (z, e) {
-    inner(x = each x) => (a = z) attempts 3 on (FunctionError) backoff 0.2;
-    io(x = each x) => (z = y) attempts 100 on (CapacityError, Raised) backoff 0.001 catch e;
-}
-"""
-"""Compositions that handle failures."""
 
 
 def sets(count: int) -> tuple[ItemSet | None, ...]:
@@ -113,7 +71,7 @@ def sets(count: int) -> tuple[ItemSet | None, ...]:
 
 @dataclass
 class Faults:
-    """Probabilities of faults."""
+    """Probabilities of faults, and of changes by the operator."""
 
     call: float = 0.02
     engine: float = 0.005
@@ -123,6 +81,7 @@ class Faults:
     leave: float = 0.05
     bug: float = 0.001
     removal: float = 0.005
+    quota: float = 0.0
 
 
 @dataclass
@@ -148,7 +107,6 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.sizes: dict[str, tuple[int, int]] = {}
         self.crowded = self.random.random() < 0.3  # many calls of few functions, so they are joined
         self.device_only = self.random.random() < 0.4  # many functions share devices
         self.cores = None  # they are divided between engines for "cpu" and "net"
@@ -157,13 +115,15 @@ class Simulation:
         self.scheduler = Scheduler(
             watched_policy(self.policy),
             MEMORY_BYTES,
-            lambda flow: self.sizes[flow.spec.name],
+            lambda flow: self.world.sizes[flow.spec.name],
             64,
             self.cores,
         )
         self.handles = self.seed % 3 == 2  # some compositions handle failures
         if self.handles:
             self.faults = replace(self.faults, call=0.1)
+        if self.seed % 4 == 2:  # quotas and weights are changed
+            self.faults = replace(self.faults, quota=0.01)
         self.priorities = (-3, 0, 0, 7) if self.random.random() < 0.5 else (0,)
         self.elastic = self.seed % 2 == 1  # the number of active workers is chosen
         self.watch = Watch(self.scheduler, self.policy, len(self.priorities) > 1)
@@ -176,79 +136,12 @@ class Simulation:
         self.lost_calls: set[int] = set()
         self.running: dict[int, set[int]] = {}
         self.planning: dict[int, set[CallState]] = {}
-        self.plans = self._make_plans()
+        self.world = World(self.random, self.crowded, self.device_only, self.handles)
         tenants = 1 if self.crowded else self.random.randint(1, 5)
-        self.tenants = [self._tenant(i) for i in range(tenants)]
+        self.tenants = [self.world.tenant(i) for i in range(tenants)]
+        for tenant in self.tenants:
+            self.scheduler.tenant_changed(tenant, self.now_ns)
         self._make_engines()
-
-    # the world
-
-    def _function(self, name: str, code_format: str, kind: str = "compute") -> FunctionSpec:
-        cache = kind == "compute" and self.random.random() < 0.2
-        constants = self.random.choice([60, 100, 200] if self.device_only else [0, 0, 50, 200])
-        self.sizes[name] = (constants + self.random.choice([0, 10, 100]), constants)
-        batching = None
-        if kind == "compute" and self.random.random() < (1 if self.crowded else 0.3):
-            wait_s = self.random.choice([0.0, 0.005, 0.05])
-            batching = Batching(("x",), self.random.choice([2, 3, 30]), wait_s)
-        return FunctionSpec(
-            name,
-            (SetSpec("x"),),
-            (SetSpec("y"),),
-            code=(CodeObject(code_format),),
-            kind=kind,
-            static=self._static(name, constants),
-            cache=cache,
-            batching=batching,
-            limits=Limits(
-                concurrency=self.random.choice([1, 2, 100]),
-                queue_length=self.random.choice([2, 10, 1000]),
-            ),
-            version=1,
-        )
-
-    def _static(self, name: str, constants: int) -> dict[str, tuple[StaticItem, ...]]:
-        """Give constants, which some functions have in common."""
-        if not constants:
-            return {}
-        content = f"of {constants} bytes" if self.random.random() < 0.3 else name
-        return {"w": (StaticItem("w", digest_of(content.encode())),)}
-
-    def _make_plans(self) -> list[CompositionPlan]:
-        specs = {
-            "one": self._function("one", "cpu"),
-            "gpu": self._function("gpu", "gpu"),
-            "io": self._function("io", "net", "io"),
-        }
-        more = 0 if self.crowded else 8
-        formats = ["gpu"] if self.device_only else ["cpu", "gpu"]
-        extra = [self._function(f"f{i}", self.random.choice(formats)) for i in range(more)]
-        plans = [direct_plan(spec) for spec in (*specs.values(), *extra)]
-        handled = HANDLED if self.handles else ""
-        parsed = parse(TEXT + handled, "simulation")
-        targets: dict[str, FunctionSpec | CompositionPlan] = dict(specs)
-        for composition in parsed.compositions:
-            plan = compile_composition(composition, targets.__getitem__)
-            plans.append(plan)
-            targets[plan.name] = plan
-        return plans
-
-    def _tenant(self, number: int) -> Tenant:
-        tenant = Tenant(
-            f"t{number}",
-            Quota(
-                self.random.choice([3, 20, 100]),
-                self.random.choice([1, 2, 100]),
-                self.random.choice([150, 400, 2000, 1 << 40]),
-                self.random.choice([100, 1 << 40]),
-                self.random.choice([5, 30, 1000]),
-                self.random.choice([60, 1 << 40]),
-            ),
-            self.random.choice([1.0, 1.0, 4.0]),
-            share_constants=self.random.random() < 0.8,
-        )
-        self.scheduler.tenant_changed(tenant, self.now_ns)
-        return tenant
 
     def _make_engines(self) -> None:
         formats = [("cpu", self.random.randint(1, 3)), ("net", 1)]
@@ -314,7 +207,7 @@ class Simulation:
 
     def drain(self) -> None:
         """Run without arrivals and faults until nothing is running."""
-        self.faults = Faults(0, 0, 0, 0, 0, 0, 0, 0)
+        self.faults = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0)
         for _ in range(DRAIN_STEPS):
             if not self.alive:
                 break
@@ -338,6 +231,11 @@ class Simulation:
             removed = self.scheduler.calls.removed  # later calls are of a new flow
             self.event(removed, flow.tenant, flow.spec.name, flow.spec.version)
             return
+        if self.faults.quota and self.random.random() < self.faults.quota:
+            tenant = self.random.choice(self.tenants)
+            self.world.change(tenant)
+            self.event(self.scheduler.tenant_changed, tenant, self.now_ns)
+            return
         tick = self.scheduler.next_tick_ns
         first = self._events[0][0] if self._events else None
         if tick is not None and (first is None or tick <= first):
@@ -356,7 +254,7 @@ class Simulation:
     # callers
 
     def _arrive(self) -> None:
-        plan = self.random.choice(self.plans)
+        plan = self.random.choice(self.world.plans)
         slice_ = self.random.choice([0, 2])
         walk = RememberingWalk(plan, Partitioning("auto", 1, 2), window=4, slice_=slice_)
         count = self.random.choice([1, 1, 1, 9] if self.crowded else [1, 1, 3, 9])

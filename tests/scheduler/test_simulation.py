@@ -13,3 +13,11 @@ def test_simulation(policy: str, seed: int) -> None:
     simulation.run(1200)
     least = 30 if simulation.handles else 50  # the former have more faults
     assert simulation.outcomes["ok"] > least
+
+
+@pytest.mark.parametrize("seed", [26, 38, 50])
+def test_quotas_grow_meanwhile(seed: int) -> None:
+    """Without a look for room after that, each of these nodes has functions that wait in vain."""
+    simulation = Simulation(seed, "fair")
+    assert simulation.faults.quota
+    simulation.run(1200)
