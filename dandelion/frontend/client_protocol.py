@@ -81,7 +81,10 @@ _MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpac
 _GRACE_S = 10.0
 _KINDS = ("functions", "compositions", "libraries")
 _OF_PROXIES = {
+    401: "the proxy wants credentials; give them as headers, or use the node's own URL",
+    407: "the proxy wants credentials; give them as headers, or use the node's own URL",
     413: "the request is larger than the proxy allows; raise its limit, or use the node's own URL",
+    429: "the proxy takes no more requests for now; send fewer, or use the node's own URL",
     502: "the node behind the proxy does not answer",
     503: "the node behind the proxy does not answer",
     504: "the node behind the proxy has not answered in time; submit what takes long",

@@ -396,7 +396,9 @@ def test_a_node_that_is_gone_after_its_first_answer(make: Any) -> None:
 @pytest.mark.parametrize(
     ("status", "reason"),
     [
+        (401, "the proxy wants credentials"),
         (413, "larger than the proxy allows"),
+        (429, "the proxy takes no more requests"),
         (502, "behind the proxy does not answer"),
         (503, "behind the proxy does not answer"),
         (504, "has not answered in time"),
