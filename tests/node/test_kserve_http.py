@@ -244,6 +244,8 @@ def test_an_optional_input_may_be_left_out(
 ) -> None:
     optional = SetSpec("right", "int8", optional=True)
     served.node.register(function("half", ("left", optional), ("left", optional)))
+    declared = client.get_model_config("half")["input"]
+    assert [one.get("optional", False) for one in declared] == [False, True]
     left, right = (given(name, np.ones(2, np.int8), "INT8") for name in ("left", "right"))
     for inputs, size in (([left], 0), ([left, right], 2)):
         result = client.infer("half", inputs)

@@ -80,12 +80,17 @@ class ModelMetadata(msgspec.Struct, frozen=True):
     outputs: tuple[TensorMetadata, ...]
 
 
-class ConfigTensor(msgspec.Struct, frozen=True):
-    """An input or output in the configuration of a model."""
+class ConfigTensor(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An input or output in the configuration of a model.
+
+    Attributes:
+        optional: an input that a request may leave out.
+    """
 
     name: str
     data_type: str
     dims: tuple[int, ...]
+    optional: bool = False
 
 
 class ModelConfig(msgspec.Struct, frozen=True):

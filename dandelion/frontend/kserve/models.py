@@ -157,8 +157,8 @@ def config_of(model: Model) -> ModelConfig:
         model.platform,
         BACKEND,
         0,
-        _configured(model.inputs.values()),
-        _configured(model.outputs.values()),
+        tuple(_configured(spec, optional=spec.optional) for spec in model.inputs.values()),
+        tuple(map(_configured, model.outputs.values())),
     )
 
 
@@ -179,10 +179,9 @@ def _described(specs: Iterable[SetSpec]) -> tuple[TensorMetadata, ...]:
     return tuple(TensorMetadata(spec.name, *tensor_type(spec)) for spec in specs)
 
 
-def _configured(specs: Iterable[SetSpec]) -> tuple[ConfigTensor, ...]:
-    return tuple(
-        ConfigTensor(one.name, _config_type(one.datatype), one.shape) for one in _described(specs)
-    )
+def _configured(spec: SetSpec, *, optional: bool = False) -> ConfigTensor:
+    datatype, shape = tensor_type(spec)
+    return ConfigTensor(spec.name, _config_type(datatype), shape, optional)
 
 
 def _config_type(datatype: str) -> str:

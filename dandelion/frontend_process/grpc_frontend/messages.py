@@ -54,7 +54,7 @@ ModelInferResponse: string model_name = 1, string model_version = 2, string id =
 ModelStreamInferResponse: string error_message = 1, ModelInferResponse infer_response = 2
 
 ModelConfigRequest: string name = 1, string version = 2
-ModelInput: string name = 1, int32 data_type = 2, repeated int64 dims = 4
+ModelInput: string name = 1, int32 data_type = 2, repeated int64 dims = 4, bool optional = 8
 ModelOutput: string name = 1, int32 data_type = 2, repeated int64 dims = 3
 ModelConfig: string name = 1, string platform = 2, int32 max_batch_size = 4,
     repeated ModelInput input = 5, repeated ModelOutput output = 6, string backend = 17

@@ -119,7 +119,7 @@ class Methods:
         config = response.config
         config.name, config.platform, config.backend = found.name, found.platform, found.backend
         for one in found.input:
-            config.input.add(**_configured(one))
+            config.input.add(optional=one.optional, **_configured(one))
         for one in found.output:
             config.output.add(**_configured(one))
         return _written(response)
