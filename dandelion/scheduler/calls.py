@@ -289,7 +289,7 @@ class Calls:
 
     def _queue(self, call: CallState, now_ns: int) -> None:
         """Queue a call; if its function is to be fetched again, it waits for that first."""
-        if call.flow in self.residency.spoiled:
+        if call.flow in self.residency.outdated:
             self.residency.unpin(call)
             self._need(call, now_ns)
         else:
@@ -297,7 +297,7 @@ class Calls:
 
     def _fetch_again(self, flow: Flow, now_ns: int) -> None:
         """Something that a function needs is gone: its waiting calls would fail too."""
-        if not self.residency.spoil(flow):
+        if not self.residency.mark_outdated(flow):
             return
         for queue in tuple(flow.queues.values()):
             for call in tuple(queue.calls):

@@ -42,7 +42,7 @@ class Residency:
             device may share it.
         line: flows that wait for room in the node's memory, in order.
         leaving: present flows that take no new calls, since waiting flows need their room.
-        spoiled: present flows that take no new calls, since they are to be fetched again.
+        outdated: present flows that take no new calls, since they are to be fetched again.
         counts: of copies to devices.
     """
 
@@ -51,7 +51,7 @@ class Residency:
         self.devices: dict[EngineState, FunctionMemory] = {}
         self.line: OrderedDict[Flow, None] = OrderedDict()
         self.leaving: set[Flow] = set()
-        self.spoiled: set[Flow] = set()
+        self.outdated: set[Flow] = set()
         self._act = actions
         self._stayed: deque[Flow] = deque()
         self.counts = ConstantsCounts()
@@ -80,20 +80,20 @@ class Residency:
             call.pinned = False
             flow = call.flow
             flow.pins -= 1
-            if flow in self.spoiled and not flow.pins:
+            if flow in self.outdated and not flow.pins:
                 self._evict(flow)
             elif flow.removed:
                 self._drop_removed(flow)
 
-    def spoil(self, flow: Flow) -> bool:
+    def mark_outdated(self, flow: Flow) -> bool:
         """Something that a function needs is gone: it leaves memory once no call uses it.
 
         Returns:
             Whether it was in memory, and is pinned.
         """
         if flow in self.node and flow.pins:
-            self.spoiled.add(flow)
-        return flow in self.spoiled
+            self.outdated.add(flow)
+        return flow in self.outdated
 
     def unblock(self, call: CallState) -> None:
         """A call that waits for its function is cancelled."""
@@ -231,7 +231,7 @@ class Residency:
         return ([], None) if self._stayed else None
 
     def _is_leaving(self, flow: Flow) -> bool:
-        return flow in self.leaving or flow in self.spoiled
+        return flow in self.leaving or flow in self.outdated
 
     def _leave_only(self, leaving: set[Flow]) -> None:
         self._stayed.extend(flow for flow in self.leaving if flow not in leaving)
@@ -249,7 +249,7 @@ class Residency:
     def _evict(self, flow: Flow) -> None:
         """Drop a function that no call needs from memory, and from all devices."""
         self.leaving.discard(flow)
-        self.spoiled.discard(flow)
+        self.outdated.discard(flow)
         for place in self.devices.values():
             if flow in place:  # engines may share it
                 place.remove(flow)

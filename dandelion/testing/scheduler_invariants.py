@@ -243,11 +243,11 @@ def _check_memory(scheduler: Scheduler, wanted: list[CallState]) -> None:
         in_line = flow in residency.line
         assert in_line == (flow.presence is Presence.WAITING), f"{flow.name}: line"
         if flow.blocked and flow.presence is Presence.PRESENT:
-            leaves = flow in residency.leaving or flow in residency.spoiled
+            leaves = flow in residency.leaving or flow in residency.outdated
             assert leaves, f"calls of {flow.name} wait for nothing"
         if flow.presence is Presence.ABSENT:
             assert not flow.blocked, f"calls of {flow.name} wait and it is not fetched"
-    for flow in residency.spoiled:
+    for flow in residency.outdated:
         assert flow.pins, f"{flow.name} is not fetched again"
         waiting = flow.waiting or flow.gathering
         assert not waiting, f"calls of {flow.name} do not wait for it"
