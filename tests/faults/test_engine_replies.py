@@ -299,8 +299,8 @@ def test_a_call_pays_for_no_death_before_it_began(
 def test_the_limit_of_a_call_counts_from_when_it_begins(fake: FakeEngineProcess) -> None:
     fake.script(
         f"{UP}{warm(fake)}\nimport time\n"
-        "for one in (a, b): time.sleep(1.6); process.answer(one)\nprocess.call()"
+        "for one in (a, b): time.sleep(2.5); process.answer(one)\nprocess.call()"
     )
     with played_node(fake, ROOM) as node:
-        register(node, "G", wall_s=2.8)
+        register(node, "G", wall_s=4.5)
         assert two_calls(node, fake, "G") == ["answer", "answer"]
