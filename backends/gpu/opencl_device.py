@@ -45,7 +45,7 @@ _OPTIONS = ["-cl-std=CL1.2", *map(_ASSEMBLY.format, ("asm", "__asm", "__asm__"))
 _OWN_SOURCE = "__kernel void own(__global float *x) { x[get_global_id(0)] = 1.0f; }"
 _FATAL = ("OUT_OF_RESOURCES", "DEVICE_NOT_AVAILABLE", "INVALID_COMMAND_QUEUE")
 _LAUNCHED_LIMIT = 4096
-"""So many launches are waited for, to see that they have run, if nobody has waited before."""
+"""After so many launches without a wait, the device waits, to see whether they have run."""
 
 
 @dataclass(slots=True, eq=False)
