@@ -16,6 +16,7 @@ import pytest
 
 from dandelion import AsyncClient
 from dandelion.asynchronous.failures import InterruptedTooOften
+from dandelion.asynchronous.handle import AsyncInvocationHandle
 from dandelion.asynchronous.records import KeptState
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -158,6 +159,15 @@ def test_a_thousand_under_way_end_after_a_kill(tmp_path: Path) -> None:
     asyncio.run(kill_and_restart(tmp_path))
 
 
+async def ask_again(client: AsyncClient, good: str, peer: Peer) -> AsyncInvocationHandle:
+    """Wait until both invocations have ended; give the handle of the one that kills its node."""
+    await client.submitted(good).result(20)
+    bad = await client.submit("HTTP", key="k", requests=peer.request("poison"))
+    async for _ in bad.events():
+        pass
+    return bad
+
+
 async def poison(folder: Path) -> None:
     async with Peer().listening() as peer:
         node = await asyncio.to_thread(Node, folder, "--async-attempts", "2")
@@ -171,13 +181,16 @@ async def poison(folder: Path) -> None:
             node = await asyncio.to_thread(Node, folder, "--async-attempts", "2")
             peer.node_to_kill = node.process.pid
             async with AsyncClient(node.url) as client:
-                with contextlib.suppress(Exception):
-                    await client.submitted(good.id).result(20)
-                    bad = await client.submit("HTTP", key="k", requests=peer.request("poison"))
-                    async for _ in bad.events():
-                        pass
+                asked = asyncio.create_task(ask_again(client, good.id, peer))
+                gone = asyncio.create_task(asyncio.to_thread(node.process.wait))
+                await asyncio.wait({asked, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if asked.done() and asked.exception() is None:
+                    bad = asked.result()
                     break
-            await asyncio.to_thread(node.process.communicate)
+                asked.cancel()  # it would wait for a node that comes back
+                await gone
+                await asyncio.to_thread(node.process.communicate)
+                await asyncio.wait({asked})
         async with AsyncClient(node.url) as client:
             assert (await client.submitted(good.id).result(20)).bodies.text() == "/good"
             with pytest.raises(InterruptedTooOften) as caught:
