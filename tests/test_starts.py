@@ -13,6 +13,18 @@ from dandelion.node import Node, Settings
 with Node(Settings(backends=("null",), arena_bytes=1 << 20)) as node:
     assert node.wait_ready()
 """
+COMPOSITION = """
+from dandelion.documents import CodeDocument, FunctionDocument, RegistrationDocument
+from dandelion.node import Node, Settings
+from dandelion.catalog import CompositionRecord
+text = "composition inner(x) => (y) { f(x = all x) => (y = y); }"
+text += "composition outer(x) => (y) { inner(x = all x) => (y = y); }"
+function = FunctionDocument("f", ("x",), ("y",), code=(CodeDocument("null"),))
+with Node(Settings(backends=("null",), arena_bytes=1 << 20)) as node:
+    node.register(RegistrationDocument(functions=(function,), compositions=(text,)))
+    assert node.invoke("outer", x=b"1").y.bytes() == b"1"
+    node.remove(CompositionRecord, "outer")
+"""
 CASES = {
     "help": (
         "from dandelion.cli.main import main; main(['--help'])",
@@ -22,6 +34,7 @@ CASES = {
         "import dandelion.frontend.client",
         ("rich", "lark", "networkx", "aiohttp", "dandelion.node"),
     ),
+    "composition": (COMPOSITION, ("networkx",)),
     "node": (
         NODE,
         ("lark", "prometheus_client", "rich", "dandelion.backends.gpu", "dandelion.backends.http"),

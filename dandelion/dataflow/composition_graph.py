@@ -1,7 +1,7 @@
-"""A composition as a graph of networkx, for checks and drawings.
+"""A composition as a graph of networkx, for drawings and to name loops.
 
-The modules that use networkx import it in their functions: it takes 0.1 s, and most processes
-neither check nor draw a composition.
+The modules that use networkx import it in their functions: it takes 0.15 s, and most processes draw
+no composition and find no loop, see `dandelion.dataflow.graph_order`.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from dandelion.dataflow.graph import (
     Return,
     application_ids,
 )
+from dandelion.dataflow.graph_order import order_of
 from dandelion.dataflow.rules_clauses import join_problems, repeat_problems
 from dandelion.dataflow.rules_failures import attempts_problems, catch_problems
 from dandelion.dataflow.rules_names import (
@@ -224,7 +225,22 @@ def _undriven(composition: Composition, sources: dict[str, None]) -> Iterator[Pr
             yield problem("undriven-output", message, composition.place, nearest=near)
 
 
+def _waited_for(composition: Composition) -> dict[str, list[str]]:
+    """Return, for each application, those that make its inputs."""
+    ids = application_ids(composition)
+    makers = dict.fromkeys(composition.inputs, "")
+    for app_id, application in zip(ids, composition.applications, strict=True):
+        for target, _ in application.targets():
+            makers.setdefault(target, app_id)
+    return {
+        app_id: [maker for b in application.bindings if (maker := makers.get(b.source))]
+        for app_id, application in zip(ids, composition.applications, strict=True)
+    }
+
+
 def _cycles(composition: Composition) -> Iterator[Problem]:
+    if order_of(_waited_for(composition)) is not None:
+        return
     graph = to_networkx(composition)
     ids = [f"app:{app_id}" for app_id in application_ids(composition)]
     for loop in loops(graph, ids):

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from dandelion.dataflow.excerpt import in_text, with_excerpts
 from dandelion.dataflow.graph import (
@@ -27,12 +27,10 @@ from dandelion.dataflow.graph import (
     Declaration,
     SourcePosition,
 )
+from dandelion.dataflow.graph_order import order_of
 from dandelion.dataflow.rules import check_composition, loops
 from dandelion.dataflow.rules_names import FunctionSignature, bad_names, meant, problem, repeated
 from dandelion.errors import InvalidComposition, Problem
-
-if TYPE_CHECKING:
-    import networkx as nx
 
 __all__ = [
     "FunctionSignature",
@@ -244,28 +242,32 @@ def _line(application: Application) -> str:
 
 
 def _recursion(scope: _Scope) -> Iterator[Problem]:
-    for loop in loops(_use_graph(scope), scope.compositions):
+    uses = _uses(scope)
+    if order_of(uses) is not None:
+        return
+    import networkx as nx
+
+    for loop in loops(nx.DiGraph(uses), scope.compositions):
         place = _application_place(scope.compositions[loop[0]], loop[1])
         message = f"a composition cannot apply itself: {' -> '.join(loop)}"
         yield problem("recursion", f"{message}; loops are written with 'repeat'", place)
 
 
-def _use_graph(scope: _Scope) -> nx.DiGraph[str]:
-    """Return the graph of which names apply which, starting from the compositions of the text."""
-    import networkx as nx
-
-    graph: nx.DiGraph[str] = nx.DiGraph()
+def _uses(scope: _Scope) -> dict[str, list[str]]:
+    """Return which names apply which, starting from the compositions of the text."""
+    found: dict[str, list[str]] = {}
     waiting = list(scope.compositions)
     seen = set(waiting)
     while waiting:
         name = waiting.pop()
         local = scope.compositions.get(name)
-        for applied in [a.function for a in local.applications] if local else scope.uses(name):
-            graph.add_edge(name, applied)
+        used = [a.function for a in local.applications] if local else list(scope.uses(name))
+        found[name] = used
+        for applied in used:
             if applied not in seen:
                 seen.add(applied)
                 waiting.append(applied)
-    return graph
+    return found
 
 
 def _application_place(composition: Composition, function: str) -> SourcePosition:

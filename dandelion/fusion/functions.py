@@ -111,6 +111,8 @@ def fused(
             candidate = _candidate(index, (written, application), found, code.config)
         if code is not None and candidate is not None:
             loaded[index], candidates[index] = code, candidate
+    if not candidates:
+        return None
     groups = Groups(composition, candidates)
     made = [
         joined

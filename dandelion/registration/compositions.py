@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from dandelion.catalog import CatalogView, CompositionRecord, LibraryRecord, Removal, kind_of
 from dandelion.dataflow.excerpt import in_texts, with_excerpts
 from dandelion.dataflow.graph import Composition, CompositionModule, Declaration
+from dandelion.dataflow.graph_order import order_of
 from dandelion.dataflow.language import check_length, parse
 from dandelion.dataflow.printer import print_module
 from dandelion.dataflow.validate import FunctionSignature, validate
 from dandelion.errors import Conflict, InvalidComposition, InvalidInput, Problem
 from dandelion.function import FunctionSpec
 
-if TYPE_CHECKING:
-    import networkx as nx
-
 NESTING_LIMIT = 100
 """How many compositions may be inside of each other. A failure names each of them."""
 
 Find: TypeAlias = Callable[[str], FunctionSpec | CompositionRecord | None]
 """Gives the function or composition of a name."""
+Uses: TypeAlias = Mapping[str, Sequence[str]]
+"""By composition, what it applies."""
 
 
 class CompositionChecks:
@@ -82,13 +82,14 @@ class CompositionChecks:
             def find(name: str) -> FunctionSignature | None:
                 return signatures.get(name) or known(name)
 
-            graph = self._uses_with(module)
+            uses = self._uses_with(module)
+            order = order_of(uses)
             problems = [
                 *_static_problems(module, lambda name: functions.get(name) or self.find(name)),
-                *self._recursion_problems(module, graph),
+                *(_recursion_problems(module, uses) if order is None else ()),
             ]
-            if not problems:
-                _check_nesting(graph, {c.name for c in module.compositions})
+            if not problems and order is not None:  # else others apply themselves
+                _check_nesting(order, uses, {c.name for c in module.compositions})
         if problems:
             problems = [self._with_backend(problem) for problem in problems]
             raise InvalidComposition(tuple(with_excerpts(problems, in_texts(texts))))
@@ -118,30 +119,14 @@ class CompositionChecks:
         """Find what is registered, or of the platform."""
         return self._platform.get(name) or self._registered.find_callable(name)
 
-    def _uses_with(self, module: CompositionModule) -> nx.DiGraph[str]:
+    def _uses_with(self, module: CompositionModule) -> Uses:
         """Return which names apply which, once a module is registered."""
-        import networkx as nx
-
-        graph: nx.DiGraph[str] = nx.DiGraph()
-        for record in self._registered.compositions():
-            graph.add_edges_from((record.name, used) for used in record.uses)
+        found: dict[str, Sequence[str]] = {
+            record.name: record.uses for record in self._registered.compositions()
+        }
         for composition in module.compositions:
-            if composition.name in graph:
-                graph.remove_edges_from(list(graph.out_edges(composition.name)))
-            graph.add_edges_from((composition.name, a.function) for a in composition.applications)
-        return graph
-
-    @staticmethod
-    def _recursion_problems(module: CompositionModule, graph: nx.DiGraph[str]) -> Iterator[Problem]:
-        for composition in module.compositions:
-            if composition.name in graph and (loop := _loop_through(graph, composition.name)):
-                yield Problem(
-                    "recursion",
-                    f"composition '{composition.name}' would apply itself: {' -> '.join(loop)}",
-                    str(composition.place),
-                    composition.place.line,
-                    composition.place.column,
-                )
+            found[composition.name] = [a.function for a in composition.applications]
+        return found
 
     def check_users(
         self,
@@ -178,8 +163,6 @@ class CompositionChecks:
         Raises:
             Conflict: a registered composition would break.
         """
-        import networkx as nx
-
         gone = {(one.kind, one.name, one.version) for one in removals}
         touched = {one.name for one in removals}
         newest: dict[str, FunctionSpec | CompositionRecord] = {}
@@ -197,18 +180,17 @@ class CompositionChecks:
                 newest[name] = after
             if isinstance(after, CompositionRecord):
                 stay[name] = after
-        graph: nx.DiGraph[str] = nx.DiGraph()
+        uses: Uses = {name: stays.uses for name, stays in stay.items()}
         for stays in stay.values():
-            graph.add_edges_from((stays.name, used) for used in stays.uses)
             problem = self._misfit(stays, newest)
             if problem is not None:
                 names = sorted(newest.keys() & {stays.name, *stays.uses})
                 told = " and ".join(f"version {newest[n].version} of {n}" for n in names)
                 message = f"{told} would be the newest, which does not fit; remove both together"
                 raise Conflict("composition", stays.name, f"{message}: {problem}")
-        for name in newest:
-            if name in graph and (loop := _loop_through(graph, name)):
-                message = f"version {newest[name].version} would apply itself: {' -> '.join(loop)}"
+        if order_of(uses) is None:
+            for name, loop in _loops_through(newest, uses):
+                message = f"version {newest[name].version} would apply itself: {loop}"
                 raise Conflict("composition", name, message)
 
     def _misfit(
@@ -251,25 +233,33 @@ def _static_problems(module: CompositionModule, find: Find) -> Iterator[Problem]
                     )
 
 
-def _check_nesting(graph: nx.DiGraph[str], names: Container[str]) -> None:
-    """Refuse compositions among `names` by which others, or they themselves, are too deep."""
-    import networkx as nx
+def _recursion_problems(module: CompositionModule, uses: Uses) -> Iterator[Problem]:
+    places = {composition.name: composition.place for composition in module.compositions}
+    for name, loop in _loops_through(places, uses):
+        message = f"composition '{name}' would apply itself: {loop}"
+        place = places[name]
+        yield Problem("recursion", message, str(place), place.line, place.column)
 
-    if not nx.is_directed_acyclic_graph(graph):
-        return  # others apply themselves, which an invocation of them tells
-    order = list(nx.topological_sort(graph))
-    above = dict.fromkeys(order, 0)
-    for name in order:
-        for used in graph.successors(name):
-            above[used] = max(above[used], above[name] + 1)
+
+def _check_nesting(order: Sequence[str], uses: Uses, names: Container[str]) -> None:
+    """Refuse compositions among `names` by which others, or they themselves, are too deep.
+
+    Args:
+        order: of all names, each after those that it applies.
+        uses: which names apply which.
+        names: those that are registered now.
+    """
     below = dict.fromkeys(order, 0)
-    for name in reversed(order):
-        for used in graph.successors(name):
-            below[name] = max(below[name], below[used] + 1)
     for name in order:
+        for used in uses.get(name, ()):
+            below[name] = max(below[name], below[used] + 1)
+    above = dict.fromkeys(order, 0)
+    for name in reversed(order):
         levels = above[name] + below[name]
         if name in names and levels > NESTING_LIMIT:
             raise too_deep(name, levels)
+        for used in uses.get(name, ()):
+            above[used] = max(above[used], above[name] + 1)
 
 
 def too_deep(name: str, levels: int) -> InvalidInput:
@@ -297,10 +287,14 @@ def _record(
     return CompositionRecord(composition.name, text, composition.inputs, composition.outputs, uses)
 
 
-def _loop_through(graph: nx.DiGraph[str], name: str) -> list[str]:
+def _loops_through(names: Iterable[str], uses: Uses) -> Iterator[tuple[str, str]]:
+    """Yield those of the names that apply themselves, each with a shortest way, as text."""
     import networkx as nx
 
-    for successor in graph.successors(name):
-        if nx.has_path(graph, successor, name):
-            return [name, *nx.shortest_path(graph, successor, name)]
-    return []
+    graph = nx.DiGraph(uses)
+    for name in names:
+        for successor in uses.get(name, ()):
+            if nx.has_path(graph, successor, name):
+                way = [name, *nx.shortest_path(graph, successor, name)]
+                yield name, " -> ".join(way)
+                break
