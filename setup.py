@@ -65,6 +65,8 @@ COMPILED = (
     "dandelion/executors/threads.py",
     "dandelion/executors/worker.py",
     "dandelion/frontend_process/link.py",
+    "dandelion/frontend_process/node_link.py",
+    "dandelion/frontend_process/wired_sets.py",
     "dandelion/memory/context.py",
     "dandelion/memory/free_ranges.py",
     "dandelion/memory/heap.py",

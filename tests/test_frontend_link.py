@@ -42,7 +42,14 @@ from dandelion.frontend_process.messages import (
 from dandelion.frontend_process.node_link import NodeLink
 from dandelion.frontend_process.query_messages import GetTrace
 from dandelion.frontend_process.status import StatusReader, StatusWriter
-from dandelion.frontend_process.wire import Blob, WireItem, WireSet, joined
+from dandelion.frontend_process.wire import (
+    INLINE_BYTES,
+    PART_ITEMS,
+    Blob,
+    WireItem,
+    WireSet,
+    joined,
+)
 from dandelion.memory import ArenaMap, SharedDomain
 from dandelion.node import Node, Settings
 
@@ -288,6 +295,36 @@ def test_a_lease_lives_as_long_as_what_was_made_of_it() -> None:
         assert bytes(node.arena.view[result.offset : result.offset + 4]) == b"xxxx"
         ready = await frontend.ask(Release((2,)), Ask(3, GetTrace("none")))
         assert ready == Answered(3, Blob(msgspec.msgpack.encode(None)))
+        assert node.info().arena.contexts == 1
+
+    with_node(test)
+
+
+@pytest.mark.parametrize("large", [0, 1, PART_ITEMS + 2])
+def test_a_result_in_parts_stays_until_it_is_returned(large: int) -> None:
+    count, size = PART_ITEMS + 2, INLINE_BYTES + 1
+
+    async def test(node: Node, frontend: Frontend) -> None:
+        lease = await frontend.ask(Lease(1, size))
+        assert isinstance(lease, Leased)
+        node.arena.view[lease.offset : lease.offset + size] = b"x" * size
+        items = [WireItem("i", key, b"small") for key in range(count)]
+        for key in range(count - large, count):
+            items[key] = WireItem("i", key, None, None, None, 0, size, 1)
+        for item in items[:-1]:
+            frontend.link.post(Part(2, WireSet("a", (item,))))
+        answer = await frontend.ask(submit(2, items[-1]), Release((1,)))
+        found: list[WireItem] = []
+        while isinstance(answer, Part):
+            found += answer.set.items
+            answer = await asyncio.wait_for(frontend.answers.get(), LIMIT_S)
+        assert isinstance(answer, Ended)
+        assert [item.key for item in found] == list(range(count))
+        for item in found[count - large :]:
+            assert bytes(node.arena.view[item.offset : item.offset + item.size]) == b"x" * size
+        assert node.info().arena.contexts == (2 if large else 1)  # the status, and the result
+        assert list(frontend.node_link._kept) == ([2] if large else [])
+        await frontend.ask(Release((2,)), Ask(3, GetTrace("none")))
         assert node.info().arena.contexts == 1
 
     with_node(test)

@@ -31,6 +31,7 @@ converter's children all inherit the writing end of a pipe, the **lifeline**, an
 the end of that pipe. When the node dies, the kernel kills its frontends (parent-death signal).
 
 On the node's side: `supervisor` starts, watches and restarts the processes, `node_link` serves one
-of them, `queries` answers what is not an invocation. In a frontend: `process` is the program,
-`remote_node` offers `dandelion.frontend.service.Service` over the link, `leases` has its memory.
+of them, `queries` and `kept_requests` answer what is not an invocation, `long_answers` what takes
+long. In a frontend: `process` is the program, `remote_node` offers
+`dandelion.frontend.service.Service` over the link, `leases` has its memory.
 """

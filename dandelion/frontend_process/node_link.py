@@ -1,8 +1,7 @@
 """The node's end of the link to one frontend process.
 
 An invocation is a message in and a message out, with no task and no coroutine between them. What
-takes long leaves the loop: queries run in threads, and a result that is large and does not lie in
-the arena, or has many items, is sent by a task.
+takes long is a task, see `long_answers` and `kept_requests`.
 
 `_kept` has what the frontend was given, by number: contexts of leases, sets of results. Views of a
 lease that an invocation names keep the memory by themselves.
@@ -11,7 +10,6 @@ lease that an invocation names keep the memory by themselves.
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,9 +17,9 @@ from typing import Any
 
 from dandelion.data import Item, ItemSet
 from dandelion.errors import Cancelled, DandelionError, InternalError, InvalidInput
-from dandelion.executors import to_dandelion_error
 from dandelion.frontend_process.kept_requests import KeptRequests
 from dandelion.frontend_process.link import BadMessage, Link
+from dandelion.frontend_process.long_answers import LongAnswers
 from dandelion.frontend_process.messages import (
     Answered,
     Ask,
@@ -44,26 +42,12 @@ from dandelion.frontend_process.messages import (
     Submit,
     from_frontend,
 )
-from dandelion.frontend_process.queries import Queries
 from dandelion.frontend_process.status import StatusWriter
-from dandelion.frontend_process.wire import (
-    INLINE_BYTES,
-    PART_ITEMS,
-    Blob,
-    WireItem,
-    WireSet,
-    WireSets,
-    inline_item,
-    joined,
-)
+from dandelion.frontend_process.wire import WireSet, WireSets, joined
+from dandelion.frontend_process.wired_sets import wired
 from dandelion.memory import Context
 from dandelion.node import Node
 from dandelion.node.invocation import Invocation
-
-log = logging.getLogger("dandelion.frontend")
-
-_LOOP_BYTES = 64 * 1024
-"""Copying more to the arena is left to a thread."""
 
 
 class NodeLink:
@@ -90,15 +74,14 @@ class NodeLink:
     ) -> None:
         self._node = node
         self._arena = node.arena
-        self._status = status
-        self._loop = asyncio.get_running_loop()
-        self._queries = Queries(node)
         self._lost = lost
         self._kept: dict[int, object] = {}
         self._running: dict[int, Invocation] = {}
         self._parts: dict[int, list[WireSet]] = {}
         self._waiting = KeptRequests(node, self._reply, self._send_result)
-        self._tasks: set[asyncio.Future[None]] = set()
+        self._long = LongAnswers(
+            node, status, self._reply, self._kept.__setitem__, self._ended_by_itself
+        )
         self.invocations = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
             Submit: self._on_submit,
@@ -106,14 +89,16 @@ class NodeLink:
             Cancel: self._on_cancel,
             Lease: self._on_lease,
             Part: self._on_part,
-            Ask: self._on_ask,
+            Ask: lambda message: self._long.ask(message, self._leased),
             LinesDropped: lambda message: node.lines_dropped(message.count),
             Keep: lambda keep: self._waiting.keep(keep, self._sets_of(keep.number, keep.sets)),
             AskKept: self._waiting.ask,
             FetchKept: self._waiting.fetch,
             Ready: lambda _: ready(),
         }
-        self._link = Link(self._loop, peer, from_frontend, self._received, self._ended_by_itself)
+        self._link = Link(
+            asyncio.get_running_loop(), peer, from_frontend, self._received, self._ended_by_itself
+        )
 
     @property
     def running(self) -> int:
@@ -139,8 +124,7 @@ class NodeLink:
         for invocation in running.values():
             self._node.cancel(invocation, Cancelled("its frontend is gone"))
         self._waiting.close()
-        for task in self._tasks:
-            task.cancel()
+        self._long.close()
         self._parts.clear()
 
     def free(self) -> None:
@@ -250,130 +234,22 @@ class NodeLink:
         self._send_result(number, invocation.id, invocation.walk.plan.named(outputs))
 
     def _send_result(self, number: int, id_: str, outputs: Mapping[str, ItemSet | None]) -> None:
-        wire = self._wired(number, outputs)
-        if wire is not None:
-            self._reply(Ended(number, id_, wire))
-        else:
-            self._task(self._send_in_parts(number, id_, outputs))
+        named = wired(outputs, self._arena)
+        if named is None:
+            self._long.send(number, id_, outputs)
+            return
+        sets, by_place = named
+        if by_place:
+            self._kept[number] = outputs
+        self._reply(Ended(number, id_, sets))
 
-    def _reply(self, message: Answered | Ended | Failed) -> None:
-        """Answer a request; with an error, if the answer cannot be sent."""
+    def _reply(self, message: Answered | Ended | Failed | Part) -> None:
+        """Answer a request, or a part of it; with an error, if that cannot be sent."""
         try:
             self._link.post(message)
         except InvalidInput as error:
             bug = InternalError(f"an answer of the node: {error.message}")
             self._link.post(Failed(message.number, "", bug.record()))
 
-    def _wired(self, number: int, outputs: Mapping[str, ItemSet | None]) -> WireSets | None:
-        """Name outputs for one message; None if that takes longer than a message may."""
-        wired = []
-        count = 0
-        by_place = False
-        for name, one in outputs.items():
-            if one is None:
-                wired.append(WireSet(name))
-                continue
-            count += len(one.items)
-            if count > PART_ITEMS:
-                return None
-            items = []
-            for item in one.items:
-                data = item.data
-                size = item.size_bytes
-                if size <= INLINE_BYTES:
-                    made = inline_item(item, data if isinstance(data, bytes) else bytes(data))
-                else:
-                    offset = self._arena.locate(data)
-                    if offset is None:
-                        return None
-                    by_place = True
-                    made = WireItem(item.name, item.key, None, item.dtype, item.shape, offset, size)
-                items.append(made)
-            wired.append(WireSet(name, tuple(items), one.dtype, one.shape, one.form))
-        if by_place:
-            self._kept[number] = outputs
-        return tuple(wired)
-
-    async def _send_in_parts(
-        self, number: int, id_: str, outputs: Mapping[str, ItemSet | None]
-    ) -> None:
-        try:
-            placed = {
-                name: None if one is None else await self._placed(one)
-                for name, one in outputs.items()
-            }
-        except DandelionError as error:
-            self._fail(number, id_, error)
-            return
-        sets = []
-        kept = []
-        for name, one in placed.items():
-            if one is None:
-                sets.append(WireSet(name))
-                continue
-            for start in range(0, len(one.items), PART_ITEMS):
-                piece = ItemSet(name, one.items[start : start + PART_ITEMS])
-                wire = self._wired(number, {name: piece})
-                assert wire is not None, "it is short, and placed"
-                self._link.post(Part(number, wire[0]))
-                await asyncio.sleep(0)
-            sets.append(WireSet(name, (), one.dtype, one.shape, one.form))
-            kept.append(one)
-        if number in self._kept:
-            self._kept[number] = kept
-        self._reply(Ended(number, id_, tuple(sets)))
-
-    async def _placed(self, one: ItemSet) -> ItemSet:
-        """Give a set of which all data that is not small lies in the arena."""
-        items = []
-        for item in one.items:
-            size = item.size_bytes
-            if size > INLINE_BYTES and self._arena.locate(item.data) is None:
-                context = self._node.acquire_to_fill(size)
-                if size > _LOOP_BYTES:
-                    data = await asyncio.to_thread(context.write, 0, item.data)
-                else:
-                    data = context.write(0, item.data)
-                item = Item(item.name, item.key, data, item.dtype, item.shape)
-            items.append(item)
-        return ItemSet(one.name, tuple(items), one.dtype, one.shape, one.form)
-
     def _fail(self, number: int, id_: str, error: DandelionError) -> None:
         self._reply(Failed(number, id_, error.record()))
-
-    # --- queries --------------------------------------------------------------------------------
-
-    def _on_ask(self, message: Ask) -> None:
-        self._task(self._answer(message))
-
-    async def _answer(self, message: Ask) -> None:
-        try:
-            query = self._queries.bound(message.query, self._leased)
-            answer, context = await asyncio.to_thread(query)
-        except DandelionError as error:
-            self._fail(message.number, error.invocation, error)
-            return
-        except BadMessage:
-            raise
-        except Exception as error:  # a bug; its client is answered, and does not wait for ever
-            log.exception("a query of a frontend failed")
-            self._fail(message.number, "", to_dandelion_error(error))
-            return
-        self._status.update()  # before the client can know that the catalogue has changed
-        if context is not None:
-            self._kept[message.number] = context
-            answer = Blob(None, context.offset_bytes, context.size_bytes)
-        self._reply(Answered(message.number, answer))
-
-    def _task(self, work: Any) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._over)
-
-    def _over(self, task: asyncio.Future[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, BadMessage):
-            self._ended_by_itself(str(error))
-        elif error is not None:
-            log.error("a frontend's request failed", exc_info=error)
