@@ -1,7 +1,8 @@
 """How tenants share a device: by weight, beside greedy ones, alone, and when one comes back.
 
 Calls have known durations on the device, see `dandelion.bench.systems.spinning`. Nodes have default
-settings, so the device has the workers that its backend starts by default.
+settings, so they choose how many workers the device has. Only where a share that comes back is
+timed is that number fixed: what the device can do must not change meanwhile.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ LATER_MS = {SHORT_CALLS: 5.0, LONG_CALLS: 5.0}
 """How much later the 99th percentile may come than alone: a running call of 4 ms, and 1 ms."""
 
 _BACK_SPAN_S, _BACK_STEP_S = 0.05, 0.005
+_LENT_WORKERS = 4
 
 
 @experiment(
@@ -191,12 +193,15 @@ def alone(bench: Bench) -> Findings:
     question="is an idle share lent, and how soon is it back?",
 )  # fmt: skip
 def lent(bench: Bench) -> Findings:
-    """A tenant with a tenth of the shares has the device; then the other tenant calls."""
+    """A tenant with a tenth of the shares has the device; then the other tenant calls.
+
+    Both have more callers than there are workers, so each could use all of them.
+    """
     rounds, half_s = bench.pick(1, 3, 7), bench.pick(0.3, 0.8, 1.0)
     tenants = {LIGHT: 1.0, GREEDY: 9.0}
-    groups = [Callers(LIGHT, 16, (0.004,)), Callers(GREEDY, 16, (0.001,), begin_s=half_s)]
+    groups = [Callers(LIGHT, 16, (0.004,)), Callers(GREEDY, 16, (0.004,), begin_s=half_s)]
     used, back = [], []
-    with spin_nodes(bench, tenants, ("fair",)) as nodes:
+    with spin_nodes(bench, tenants, ("fair",), _LENT_WORKERS) as nodes:
         node = nodes["fair"]
         for _ in range(rounds):
             bench.say("lending")

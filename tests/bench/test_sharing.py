@@ -102,7 +102,7 @@ def test_a_quick_run_measures_or_says_why_not(
 ) -> None:
     @contextlib.contextmanager
     def with_weights(
-        _: Bench, weights: Mapping[str, float], policies: Sequence[str]
+        _: Bench, weights: Mapping[str, float], policies: Sequence[str], __: int | None = None
     ) -> Iterator[dict[str, SpinNode]]:
         for policy in policies:
             for tenant, weight in weights.items():
