@@ -16,6 +16,7 @@ import abc
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from dandelion.entry_points import entry_points
 from dandelion.errors import BackendUnavailable, InvalidInput, nearest
@@ -40,7 +41,15 @@ class AdapterContext:
 
 
 class Adapter(abc.ABC):
-    """One protocol of a server."""
+    """One protocol of a server.
+
+    Attributes:
+        begins_without_task: handlers are called outside of a task of asyncio until they first wait,
+            which saves each request a turn of the loop. Until then there is no
+            `asyncio.current_task`, so they must not use `asyncio.timeout` or `asyncio.TaskGroup`.
+    """
+
+    begins_without_task: ClassVar[bool] = False
 
     @abc.abstractmethod
     def routes(self) -> Sequence[Route]:

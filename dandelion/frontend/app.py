@@ -12,6 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 
 from dandelion.data import Bytes
@@ -92,7 +93,7 @@ class App:
         context = AdapterContext(node, self.converter)
         self._adapters: list[Adapter] = [NativeAdapter(context), PageAdapter(context)]
         self._adapters += [load_adapter(name, context) for name in node.settings.protocols]
-        served = [route for adapter in self._adapters for route in adapter.routes()]
+        served = [route for adapter in self._adapters for route in _routes_of(adapter)]
         self.routes = RouteTable([*served, *self._own_routes()])
 
     def _own_routes(self) -> Iterable[Route]:
@@ -290,6 +291,23 @@ class App:
 def _audit_refused(request: Request, route: Route | None, error: DandelionError) -> None:
     if route is not None and route.change:
         Change(request, route.change).write(type(error).__name__)
+
+
+def _routes_of(adapter: Adapter) -> Iterable[Route]:
+    """List the routes of an adapter, with handlers that may be called without a task."""
+    if adapter.begins_without_task:
+        return adapter.routes()
+    return [replace(route, handler=_in_task(route.handler)) for route in adapter.routes()]
+
+
+def _in_task(handler: Handler) -> Handler:
+
+    async def within(request: Request) -> Response:
+        if asyncio.current_task() is None:
+            await asyncio.sleep(0)
+        return await handler(request)
+
+    return within
 
 
 def _problem_of(request: Request, error: Exception) -> Response:

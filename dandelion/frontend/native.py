@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from typing import ClassVar
 
 import msgspec
 
@@ -54,6 +55,8 @@ _ENCODERS = {Codec.JSON: msgspec.json.encode, Codec.MSGPACK: msgspec.msgpack.enc
 
 class NativeAdapter(Adapter):
     """Invokes, changes and lists the catalogue, shows traces, engines and capacity."""
+
+    begins_without_task: ClassVar[bool] = True
 
     def __init__(self, context: AdapterContext) -> None:
         self._node = context.node

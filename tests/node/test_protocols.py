@@ -49,6 +49,7 @@ class Shouting(Adapter):
             Route("GET", "/count", self._count, None),
             Route("GET", "/endless", self._endless, None),
             Route("GET", "/pausing", self._pausing, None),
+            Route("GET", "/timed", self._timed, None),
         ]
 
     async def start(self) -> None:
@@ -88,6 +89,11 @@ class Shouting(Adapter):
 
         request.watch()
         return Response([], b"text/plain", stream=ticks())
+
+    async def _timed(self, request: Request) -> Response:
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            text = group.create_task(asyncio.to_thread(str.encode, "in time"))
+        return Response([text.result()], b"text/plain")
 
     async def _pausing(self, request: Request) -> Response:
         async def begun() -> AsyncGenerator[Bytes, None]:
@@ -153,6 +159,11 @@ def test_an_adapter_serves_its_clients_until_the_end(tmp_path: Path) -> None:
         assert b"NoRoute" in served.fetch("/shout/echo")[1]
         assert b'"ok"' in served.fetch("/healthz")[1]
     assert served.adapter.events == ["start", "stop", "close"]
+
+
+def test_a_handler_has_a_task_from_the_start(tmp_path: Path) -> None:
+    with Served(tmp_path) as served:
+        assert served.fetch("/timed") == (200, b"in time")
 
 
 def test_a_stream_ends_when_its_client_leaves(tmp_path: Path) -> None:

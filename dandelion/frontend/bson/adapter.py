@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 
@@ -78,6 +78,8 @@ class BsonAdapter(Adapter):
     Raises:
         InvalidInput: an option of the protocol is not valid.
     """
+
+    begins_without_task: ClassVar[bool] = True
 
     def __init__(self, context: AdapterContext) -> None:
         self._node = context.node

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -44,6 +44,8 @@ _BODY_LIMIT_BYTES = 64 * 1024
 
 class KServeAdapter(Adapter):
     """Serves clients of KServe v2 over HTTP."""
+
+    begins_without_task: ClassVar[bool] = True
 
     def __init__(self, context: AdapterContext) -> None:
         self._node = context.node
