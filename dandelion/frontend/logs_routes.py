@@ -17,14 +17,13 @@ import msgspec
 
 from dandelion.call_logs import PAGE_LINES, LogPage
 from dandelion.data import Bytes
-from dandelion.errors import InvalidInput, Overloaded
+from dandelion.errors import InvalidInput
 from dandelion.frontend.asgi import Request, Response, clipped
 from dandelion.frontend.service import Service
+from dandelion.frontend.stream_places import StreamPlaces
 
 JSON_LINES = b"application/x-ndjson"
 LAST_HEADER = b"dandelion-logs-last"
-FOLLOWERS = 64
-"""Followers of one frontend at once; more are refused."""
 FOLLOW_S = 0.25
 """How often a follower asks for new lines."""
 QUIET_S = 15.0
@@ -41,7 +40,7 @@ class LogsRoute:
 
     def __init__(self, node: Service) -> None:
         self._node = node
-        self._followers = 0
+        self._places = StreamPlaces("followers of logs")
         self._stopped: asyncio.Event | None = None
 
     def start(self) -> None:
@@ -74,31 +73,29 @@ class LogsRoute:
                 return Response([_encoder.encode(page)])
             headers = [(LAST_HEADER, b"%d" % page.last)]
             return Response([_encoder.encode_lines(page.lines)], JSON_LINES, headers=headers)
-        if self._followers >= FOLLOWERS:
-            raise Overloaded(self._followers, FOLLOWERS, "followers of logs", "this frontend")
         page = await asyncio.to_thread(ask, after=after)
+        self._places.check(request.grant.tenant)  # it takes its place in the same turn of the loop
         return Response([], JSON_LINES, stream=self._follow(request, page, ask))
 
     async def _follow(
         self, request: Request, page: LogPage, ask: partial[LogPage]
     ) -> AsyncGenerator[Bytes, None]:
         assert self._stopped is not None, "it was started"
-        self._followers += 1
         request.watch()
         try:
-            sent_s = 0.0
-            while not self._stopped.is_set():
-                now_s = time.monotonic()
-                if page.lines or now_s - sent_s > QUIET_S:
-                    sent_s = now_s
-                    yield _encoder.encode_lines(page.lines) or b"\n"
-                try:
-                    async with asyncio.timeout(FOLLOW_S):
-                        await self._stopped.wait()
-                except TimeoutError:
-                    page = await asyncio.to_thread(ask, after=page.last)
+            with self._places.taken(request.grant.tenant):
+                sent_s = 0.0
+                while not self._stopped.is_set():
+                    now_s = time.monotonic()
+                    if page.lines or now_s - sent_s > QUIET_S:
+                        sent_s = now_s
+                        yield _encoder.encode_lines(page.lines) or b"\n"
+                    try:
+                        async with asyncio.timeout(FOLLOW_S):
+                            await self._stopped.wait()
+                    except TimeoutError:
+                        page = await asyncio.to_thread(ask, after=page.last)
         finally:
-            self._followers -= 1
             request.stop_watching()
 
 

@@ -23,6 +23,7 @@ from dandelion.documents import RegistrationDocument
 from dandelion.errors import DandelionError, Raised, root_of
 from dandelion.frontend.client import FOLLOW_S, Client
 from dandelion.frontend.server import BackgroundServer
+from dandelion.frontend.stream_places import StreamPlaces
 from dandelion.node import Node, Settings
 from dandelion.node.call_logs import TENANTS, CallLogs
 from dandelion.testing import wait_until
@@ -218,28 +219,28 @@ def test_followers_end_with_their_clients_and_with_the_server() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logs_routes.LogsRoute, "__init__", noting)
-        patch.setattr(logs_routes, "FOLLOWERS", 2)
         with contextlib.ExitStack() as stack:
             node = stack.enter_context(Node(Settings(backends=("null",))))
             server = stack.enter_context(BackgroundServer(node, drain_s=100))
             port = int(server.url.rpartition(":")[2])
+            (route,) = made
+            route._places = StreamPlaces("followers of logs", 3)
             held = [http.client.HTTPConnection("127.0.0.1", port, timeout=20) for _ in range(3)]
             answers = []
             for connection in held[:2]:
                 stack.callback(connection.close)
                 connection.request("GET", "/v1/logs?follow=true")
                 answers.append(connection.getresponse())
-            (route,) = made
-            wait_until(lambda: route._followers == 2)
+            wait_until(lambda: route._places._free == 1)
             held[2].request("GET", "/v1/logs?follow=true")
             refused = held[2].getresponse()
             assert (refused.status, b"followers" in refused.read()) == (429, True)
             held[2].close()
             answers[0].close()
             held[0].close()
-            wait_until(lambda: route._followers == 1)
+            wait_until(lambda: route._places._free == 2)
             server.close()  # does not wait for the other one
-            assert route._followers == 0
+            assert route._places._free == 3
 
 
 @pytest.mark.parametrize("query", ["follow=1", "after=-1", "limit=x", "fnction=f"])

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from dandelion.frontend.docs_page import DOCS_PAGE
-from dandelion.frontend.page import FILES, STREAMS
+from dandelion.frontend.page import FILES
+from dandelion.frontend.stream_places import PLACES
 from dandelion.testing import wait_until
 from dandelion.tokens.file import write_tokens
 
@@ -151,7 +152,7 @@ def test_a_stream_ends_when_its_token_is_removed(tmp_path: Path) -> None:
 def test_streams_are_limited(served: Guarded) -> None:
     if served.node.settings.frontends > 1:
         pytest.skip("each process has its own limit")
-    streams = [Events(served, after="9007199254740991") for _ in range(STREAMS)]
+    streams = [Events(served, after="9007199254740991") for _ in range(PLACES * 2 // 3)]
     try:
         for one in streams:
             one.next()

@@ -19,20 +19,19 @@ import msgspec
 from dandelion.activity import Activity, ActivityQuery
 from dandelion.data import Bytes
 from dandelion.dataflow.draw_svg import STYLE
-from dandelion.errors import InvalidInput, Overloaded
+from dandelion.errors import InvalidInput
 from dandelion.frontend.adapter import Adapter, AdapterContext
 from dandelion.frontend.asgi import Header, Request, Response, clipped
 from dandelion.frontend.openapi import json_content, operation_of, parameter, reference
 from dandelion.frontend.problem import NoRoute
 from dandelion.frontend.routing import Json, Route
+from dandelion.frontend.stream_places import StreamPlaces
 from dandelion.tokens import Right
 
 FILES = Path(__file__).parent / "files"
 EVENTS_S = 1.0
 """How often new activity is looked for, in seconds."""
 HEARTBEAT_S = 15.0
-STREAMS = 64
-"""Streams of events at once in one process."""
 LIMIT = 1000
 """Most invocations in one response."""
 _TYPES = {".html": b"text/html", ".css": b"text/css", ".js": b"text/javascript"}
@@ -55,7 +54,7 @@ class PageAdapter(Adapter):
 
     def __init__(self, context: AdapterContext) -> None:
         self._node = context.node
-        self._streams = 0
+        self._places = StreamPlaces("streams of events")
         self._stopped = asyncio.Event()
 
     def routes(self) -> Sequence[Route]:
@@ -88,15 +87,13 @@ class PageAdapter(Adapter):
     async def _events(self, request: Request) -> Response:
         """Stream what happens: server-sent events, each an `Activity` with what is new."""
         request.expect_query(("after",))
-        if self._streams >= STREAMS:
-            raise Overloaded(self._streams, STREAMS, "streams of events")
+        self._places.check(request.grant.tenant)
         after = _number(request, "after", 0)
         request.watch()
         return Response([], b"text/event-stream", stream=self._stream(request, after))
 
     async def _stream(self, request: Request, after: int) -> AsyncGenerator[Bytes, None]:
-        self._streams += 1
-        try:
+        with self._places.taken(request.grant.tenant):
             last, silent_s = b"", 0.0
             while not self._stopped.is_set():
                 found = await self._find(request, ActivityQuery(after=after, limit=LIMIT))
@@ -110,8 +107,6 @@ class PageAdapter(Adapter):
                     silent_s = 0.0
                 silent_s += EVENTS_S
                 await self._pause()
-        finally:
-            self._streams -= 1
 
     async def _pause(self) -> None:
         try:
