@@ -224,6 +224,7 @@ class Http2Protocol(Http2Connection):
             application = _Failing(Crowded(self._table.limits.connections))
         stream = Http2Stream(self, number, scope)
         self._streams[number] = stream
+        self._served = True
         self._running.add(stream)
         task = self._loop.create_task(stream.run(application))
         self._server_state.tasks.add(task)
@@ -371,7 +372,6 @@ class Http2Protocol(Http2Connection):
         self._running.discard(stream)
         if stream.number not in self._streams:
             return
-        self._served = True
         self._server_state.total_requests += 1
         if not stream.is_complete:
             self._drop(stream, ErrorCodes.INTERNAL_ERROR)

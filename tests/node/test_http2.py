@@ -412,6 +412,17 @@ def test_idle_connections_are_closed() -> None:
         assert client.ending() == (ErrorCodes.NO_ERROR, b"the connection was idle")
 
 
+def test_a_connection_whose_requests_were_all_reset_is_idle() -> None:
+    with (
+        serving(msgspec.structs.replace(PATIENT, idle_timeout_s=0.2)) as made,
+        made.connect() as client,
+    ):
+        stream = client.request("/v1/invoke/echo", None, [("content-length", "10")])
+        client.h2.reset_stream(stream)
+        client.flush()
+        assert client.ending() == (ErrorCodes.NO_ERROR, b"the connection was idle")
+
+
 def test_pings_do_not_keep_a_connection_open(short_heads: Served) -> None:
     with short_heads.connect() as client:
         ping = PingFrame(0, b"12345678").serialize()
