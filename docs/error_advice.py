@@ -244,6 +244,10 @@ ADVICE = {
         "Start one with `dandelion serve`; check `--url` and `DANDELION_URL`; name the certificate "
         "with `--ca FILE`. The exit code is 3.",
     ),
+    "ClientClosed": Advice(
+        "A client, or a handle that it gave, is used after `close()` or after its `with` block.",
+        "Use it inside the block. Another client gives the handle again: `Client.submitted(id)`.",
+    ),
     "RequestError": Advice("The request is not valid HTTP.", "See the message."),
     "NoRoute": Advice("The path is wrong.", "`/docs` on the node lists all routes."),
     "MethodNotAllowed": Advice(

@@ -29,7 +29,7 @@ from dandelion.frontend.client_requests import (
     ClientTarget,
     closed_connection,
 )
-from dandelion.frontend.problem import Unreachable
+from dandelion.frontend.problem import ClientClosed, Unreachable
 
 _IDLE_S = 0.01
 """After so long without a request, the loop may have been blocked."""
@@ -61,8 +61,8 @@ class AsyncConnections:
                 is no memory for the response.
             InvalidInput: the running event loop is not that of the first request.
         """
-        session = self._opened()
         await self._see_closed_connections()
+        session = self._opened()
         limit_s = self._target.timeout_s if request.timeout_s is None else request.timeout_s
         try:
             async with asyncio.timeout(limit_s) as timeout:
@@ -76,7 +76,7 @@ class AsyncConnections:
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._is_closed:
-            raise Unreachable(self._target.url, "the client is closed")
+            raise ClientClosed(self._target.url)
         loop = asyncio.get_running_loop()
         if self._session is None:
             self._loop = loop

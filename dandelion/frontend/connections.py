@@ -36,7 +36,7 @@ from dandelion.frontend.client_requests import (
     ClientTarget,
     closed_connection,
 )
-from dandelion.frontend.problem import Unreachable
+from dandelion.frontend.problem import ClientClosed, Unreachable
 
 _ONCE_MORE = Retry(
     total=1, connect=0, redirect=0, status=0, other=0, respect_retry_after_header=False
@@ -127,6 +127,8 @@ class Connections:
                 pool_timeout=math.ceil(limit_s),
                 decode_content=False,
             )
+        except exceptions.ClosedPoolError:
+            raise ClientClosed(self._target.url) from None
         except (exceptions.HTTPError, OSError) as error:
             raise Unreachable(self._target.url, self._reason(error, limit_s)) from None
         except (MemoryError, OverflowError):
@@ -143,8 +145,6 @@ class Connections:
     def _reason(self, error: BaseException, limit_s: float) -> str:
         if isinstance(error, exceptions.MaxRetryError) and error.reason is not None:
             error = error.reason
-        if isinstance(error, exceptions.ClosedPoolError):
-            return "the client is closed"
         if isinstance(error, exceptions.EmptyPoolError):
             return f"all connections of the client were in use for {limit_s:g} s"
         cause = error.args[-1] if isinstance(error, exceptions.ProtocolError) else error.__cause__

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from dandelion.errors import DandelionError
-from dandelion.frontend.problem import Crowded, ShuttingDown, Unreachable
+from dandelion.frontend.problem import ClientClosed, Crowded, ShuttingDown, Unreachable
 
 OUTAGE_S = 60.0
 """So long a node may give no answer, as while it is restarted."""
@@ -89,6 +89,8 @@ class Outage:
         """Return how long to wait before the same is requested again; None: it is given up."""
         since_s = self._since_s
         if not self._is_reached or since_s is None or not isinstance(error, _AWAY):
+            return None
+        if isinstance(error, ClientClosed):
             return None
         if self._clock() - since_s >= OUTAGE_S:
             return None

@@ -259,6 +259,13 @@ class Unreachable(DandelionError):
         return f"{self.url}: {self.message}{'; ' if hint else ''}{hint}"
 
 
+@dataclass(eq=False)
+class ClientClosed(Unreachable):
+    """The client was closed, so it sends no more requests."""
+
+    message: str = "the client is closed"
+
+
 class ProblemDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """The body of an error response.
 

@@ -26,7 +26,7 @@ from dandelion.frontend.async_client import AsyncClient
 from dandelion.frontend.client import Client
 from dandelion.frontend.client_kept import ClientKept
 from dandelion.frontend.client_requests import Steps
-from dandelion.frontend.problem import Unreachable
+from dandelion.frontend.problem import ClientClosed, Unreachable
 from dandelion.frontend.server import BackgroundServer
 from tests.asynchronous.async_nodes import LIMIT_S, node_of, settings_of
 from tests.node.served import GateDriver
@@ -136,6 +136,35 @@ def test_a_node_that_stays_away_is_given_up(
             handle.view()  # a single question is not asked again
         restarted.start()
         assert handle.result(LIMIT_S).b.bytes() == b"1"
+
+
+def closed(url: str) -> Sets:
+    with Client(url) as client:
+        handle = client.submit("wait", a=b"1")
+    return handle.result()
+
+
+async def closed_awaited(url: str) -> Sets:
+    async with AsyncClient(url) as client:
+        handle = await client.submit("wait", a=b"1")
+    return await handle.result()
+
+
+@pytest.mark.parametrize(
+    "ask", [closed, lambda url: asyncio.run(closed_awaited(url))], ids=["blocking", "asyncio"]
+)
+def test_a_closed_client_is_no_outage(
+    ask: object,
+    restarted: Restarted,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert callable(ask)
+    monkeypatch.setattr(outage, "OUTAGE_S", 0.5)
+    caplog.set_level(logging.WARNING, "dandelion")
+    with pytest.raises(ClientClosed):
+        ask(restarted.url)
+    assert [r for r in caplog.messages if "trying again" in r] == []
 
 
 def test_the_time_of_a_caller_holds_while_the_node_is_away(restarted: Restarted) -> None:

@@ -23,6 +23,7 @@ import uvloop
 from dandelion.errors import DeadlineExceeded, InvalidInput
 from dandelion.frontend.async_client import AsyncClient
 from dandelion.frontend.client import Client, Unreachable
+from dandelion.frontend.problem import ClientClosed
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node
 from tests.loopback import own_host
@@ -196,8 +197,20 @@ def test_a_closed_client(url: str, make: Any) -> None:
     with make(url) as client:
         client.invoke("echo", a=b"")
         client.close()
-        with pytest.raises(Unreachable, match="closed"):
+        with pytest.raises(ClientClosed):
             client.invoke("echo", a=b"")
+
+
+def test_a_client_that_is_closed_before_a_request_is_sent() -> None:
+    async def call() -> None:
+        client = AsyncClient("http://127.0.0.1:1")
+        request = asyncio.create_task(client.metrics())
+        await asyncio.sleep(0)  # it has begun
+        await client.close()
+        with pytest.raises(ClientClosed):
+            await request
+
+    asyncio.run(call())
 
 
 def test_another_event_loop(url: str) -> None:
