@@ -87,11 +87,11 @@ class Outage:
 
     def pause_s(self, error: DandelionError) -> float | None:
         """Return how long to wait before the same is requested again; None: it is given up."""
+        if not self._is_reached or not isinstance(error, _AWAY) or isinstance(error, ClientClosed):
+            return None
         since_s = self._since_s
-        if not self._is_reached or since_s is None or not isinstance(error, _AWAY):
-            return None
-        if isinstance(error, ClientClosed):
-            return None
+        if since_s is None:  # another thread has reached it since
+            return FIRST_PAUSE_S
         if self._clock() - since_s >= OUTAGE_S:
             return None
         if self._pause_s == FIRST_PAUSE_S:

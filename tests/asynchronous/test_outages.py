@@ -251,3 +251,13 @@ def test_a_proxy_that_ends_long_requests_is_no_outage(limit_s: float, is_reached
     kept = ClientKept(run, outage.Outage(is_reached=is_reached, clock=lambda: now_s))
     assert InvocationHandle("0" * 32, kept).result() is sets
     assert failed == 1
+
+
+def test_a_thread_that_fails_while_another_one_succeeds_tries_again() -> None:
+    shared = outage.Outage(is_reached=True)
+    error = Unreachable("http://proxy", "503")
+    with contextlib.suppress(Unreachable), shared.noted(1.0):
+        raise error
+    with shared.noted(1.0):  # of another thread
+        pass
+    assert shared.pause_s(error) is not None
