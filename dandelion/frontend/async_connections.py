@@ -4,9 +4,10 @@ A request fails if nothing is sent or received for the time-out. This covers the
 connection, connecting, the body and the response. A slow transfer that progresses does not fail.
 Cancelling a request closes its connection, so the node cancels the invocation.
 
-aiohttp repeats an idempotent request once if the connection breaks. It never repeats an invocation,
-but it does not use connections that the loop knows to be closed. A loop that was blocked by other
-code does not know it yet, so it gets time for that first.
+aiohttp repeats a GET once if the connection breaks. It never repeats an invocation, but it does not
+use connections that the loop knows to be closed. A loop that was blocked by other code does not
+know it yet, so it gets time for that first. aiohttp would also repeat a DELETE, and a second one
+forgets the invocation that the first one cancelled; see `_once`.
 """
 
 from __future__ import annotations
@@ -112,12 +113,26 @@ class AsyncConnections:
             body = _pieces(request, moved)
         url = URL(self._base + request.path, encoded=True)
         async with session.request(
-            request.method, url, data=body or None, headers=headers, allow_redirects=False
+            request.method,
+            url,
+            data=body or None,
+            headers=headers,
+            allow_redirects=False,
+            middlewares=(self._once,) if request.method == "DELETE" else (),
         ) as response:
             self._has_answered = True
             received = await _read(response, moved)
             location = response.headers.get("Location", "")
             return ClientResponse(self._target.url, response.status, received, location)
+
+    async def _once(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Send a request; it fails with an error after which aiohttp does not repeat it."""
+        try:
+            return await handler(request)
+        except (OSError, aiohttp.ClientError) as error:
+            raise Unreachable(self._target.url, self._reason(error)) from None
 
     def _reason(self, error: OSError | aiohttp.ClientError) -> str:
         closed = aiohttp.ServerDisconnectedError | aiohttp.ClientConnectionResetError

@@ -3,8 +3,9 @@
 A request fails when the node neither takes nor sends anything for the time-out. A request that is
 interrupted closes its connection, so the node cancels the invocation.
 
-urllib3 does not use connections that the server closed while they were idle, and repeats an
-idempotent request once if the connection breaks. It never repeats an invocation.
+urllib3 does not use connections that the server closed while they were idle, and repeats a GET once
+if the connection breaks. It repeats nothing else: not an invocation, and not a DELETE, since a
+second one forgets the invocation that the first one cancelled.
 
 A proxy may send interim responses (1xx) before the response, such as 103 Early Hints. `http.client`
 skips only 100 Continue. It would return another one as the response, and the actual response would
@@ -39,7 +40,13 @@ from dandelion.frontend.client_requests import (
 from dandelion.frontend.problem import ClientClosed, Unreachable
 
 _ONCE_MORE = Retry(
-    total=1, connect=0, redirect=0, status=0, other=0, respect_retry_after_header=False
+    total=1,
+    connect=0,
+    redirect=0,
+    status=0,
+    other=0,
+    allowed_methods=("GET",),
+    respect_retry_after_header=False,
 )
 _SWITCHING_PROTOCOLS = 101
 

@@ -145,19 +145,20 @@ def test_a_connection_that_the_server_closed_is_replaced(node: Node, make: Any) 
             client.invoke("echo", a=b"3")
 
 
-def test_an_idempotent_request_is_repeated_on_a_new_connection(make: Any) -> None:
+def test_a_query_is_repeated_on_a_new_connection(make: Any) -> None:
     with scripted([OK, b""], [OK]) as (url, requests), make(url, timeout_s=20) as client:
         assert client.metrics() == "ok"
         assert client.metrics() == "ok"
     assert [request[:12] for request in requests] == [b"GET /metrics"] * 3
 
 
-def test_an_invocation_is_not_repeated(make: Any) -> None:
+@pytest.mark.parametrize(("method", "start"), [("invoke", b"POST"), ("remove", b"DELETE")])
+def test_what_changes_something_is_not_repeated(make: Any, method: str, start: bytes) -> None:
     with scripted([OK, b""]) as (url, requests), make(url, timeout_s=20) as client:
         assert client.metrics() == "ok"
         with pytest.raises(Unreachable, match="closed the connection"):
-            client.invoke("echo", a=b"")
-    assert [request[:4] for request in requests] == [b"GET ", b"POST"]
+            getattr(client, method)("echo")
+    assert [request.split()[0] for request in requests] == [b"GET", start]
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
