@@ -21,10 +21,13 @@ from __future__ import annotations
 import math
 import os
 from http.client import HTTPException, HTTPResponse, IncompleteRead, RemoteDisconnected
+from types import TracebackType
+from typing import Self
 
 import urllib3
 from urllib3 import exceptions
 from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import ConnectionPool
 from urllib3.util import SKIP_HEADER, Retry, Timeout
 
 from dandelion.frontend.client_requests import (
@@ -39,7 +42,25 @@ from dandelion.frontend.client_requests import (
 )
 from dandelion.frontend.problem import ClientClosed, Unreachable
 
-_ONCE_MORE = Retry(
+
+class _BrokenOnce(Retry):
+    """Repeats a request whose connection broke, but not one whose time is over."""
+
+    def increment(
+        self,
+        method: str | None = None,
+        url: str | None = None,
+        response: urllib3.BaseHTTPResponse | None = None,
+        error: Exception | None = None,
+        _pool: ConnectionPool | None = None,
+        _stacktrace: TracebackType | None = None,
+    ) -> Self:
+        if isinstance(error, exceptions.ReadTimeoutError):
+            raise error
+        return super().increment(method, url, response, error, _pool, _stacktrace)
+
+
+_ONCE_MORE = _BrokenOnce(
     total=1,
     connect=0,
     redirect=0,

@@ -161,6 +161,17 @@ def test_what_changes_something_is_not_repeated(make: Any, method: str, start: b
     assert [request.split()[0] for request in requests] == [b"GET", start]
 
 
+def test_a_query_without_an_answer_is_not_repeated(make: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with make(url, timeout_s=0.3) as client, pytest.raises(Unreachable, match=r"for 0\.3 s"):
+            client.metrics()
+        listener.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_a_connection_that_was_closed_while_the_loop_was_blocked_is_replaced(
     node: Node, loop_factory: Callable[[], asyncio.AbstractEventLoop]
