@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dandelion.frontend import conversion
 from dandelion.frontend.server import BackgroundServer
 from dandelion.node import Node
 from dandelion.testing import wait_until
@@ -91,6 +92,20 @@ def test_a_client_that_leaves_ends_the_child(server: Server, node: Node) -> None
         process = converter(server)
         client.close()
         wait_until(lambda: child not in running(process))
+
+
+def test_a_child_that_is_abandoned_reports_nothing(node: Node) -> None:
+    control, theirs = socket.socketpair()
+    job, abandoned = socket.socketpair()
+    job.close()
+    arena = node.arena
+    numbers = [theirs.fileno(), arena.fd, arena.size_bytes, os.getpid()]
+    program = [sys.executable, "-P", "-m", conversion.__name__, *map(str, numbers)]
+    with theirs:
+        started = subprocess.Popen(program, stderr=subprocess.PIPE, pass_fds=numbers[:2])
+    with control, abandoned:
+        socket.send_fds(control, [b"x"], [abandoned.fileno()])
+    assert started.communicate() == (None, b"")  # at the end of the child, too
 
 
 def test_a_child_that_dies_is_the_documents_fault(server: Server, node: Node) -> None:

@@ -22,7 +22,7 @@ from dandelion.confinement import libc
 from dandelion.confinement.lockdown import leave_namespaces, restrict_files
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.documents import Content, RegistrationDocument
-from dandelion.engine_process.channel import Channel
+from dandelion.engine_process.channel import Channel, Ended
 from dandelion.errors import DandelionError, InternalError, TooLarge
 from dandelion.frontend.codecs import SetMap, decode_json, decode_msgpack
 from dandelion.frontend.conversion.contents import with_contents
@@ -119,7 +119,7 @@ def _serve(descriptor: int, arena: ArenaMap) -> None:
         child.serve()
         code = 0
     except BaseException as error:
-        if not isinstance(error, OSError):  # the node closed the socket
+        if not isinstance(error, OSError | Ended):  # the node closed the socket
             print(f"converter: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     finally:
         os._exit(code)
