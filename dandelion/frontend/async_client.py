@@ -39,6 +39,7 @@ from dandelion.frontend.client_tls import Tls
 from dandelion.frontend.outage import Outage
 from dandelion.frontend.problem import Unreachable
 from dandelion.frontend.records import Description
+from dandelion.frontend.wait_places import AsyncWaitPlaces
 from dandelion.invocation_result import InvocationResult
 from dandelion.set_values import check_named
 from dandelion.traces import TraceDocument
@@ -72,6 +73,7 @@ class AsyncClient:
     ) -> None:
         target = ClientTarget.of(url, timeout_s, headers, connections, token, tls)
         self._connections = AsyncConnections(target)
+        self._places = AsyncWaitPlaces(connections)
         self.url = target.url
 
     async def __aenter__(self) -> Self:
@@ -162,11 +164,13 @@ class AsyncClient:
             callback=callback,
         )
         id_ = await self._run(client_protocol.submit(requested, sets))
-        return AsyncInvocationHandle(id_, AsyncClientKept(self._run, Outage(is_reached=True)))
+        access = AsyncClientKept(self._run, self._places, Outage(is_reached=True))
+        return AsyncInvocationHandle(id_, access)
 
     def submitted(self, id_: str) -> AsyncInvocationHandle:
         """Give the handle of an asynchronous invocation, by its id; nothing is sent."""
-        return AsyncInvocationHandle(id_, AsyncClientKept(self._run, Outage(is_reached=False)))
+        access = AsyncClientKept(self._run, self._places, Outage(is_reached=False))
+        return AsyncInvocationHandle(id_, access)
 
     async def invocations(
         self, state: KeptState | None = None, after: str = "", limit: int = 100

@@ -49,6 +49,7 @@ from dandelion.frontend.connections import Connections
 from dandelion.frontend.outage import Outage
 from dandelion.frontend.problem import Unreachable
 from dandelion.frontend.records import Description
+from dandelion.frontend.wait_places import WaitPlaces
 from dandelion.invocation_result import InvocationResult
 from dandelion.set_values import check_named
 from dandelion.traces import TraceDocument
@@ -94,6 +95,7 @@ class Client:
     ) -> None:
         target = ClientTarget.of(url, timeout_s, headers, connections, token, tls)
         self._connections = Connections(target)
+        self._places = WaitPlaces(connections)
         self.url = target.url
 
     def __enter__(self) -> Self:
@@ -222,11 +224,13 @@ class Client:
     def submit_sets(self, requested: KeptRequest, sets: Mapping[str, Value]) -> InvocationHandle:
         """Submit as `submit` does."""
         id_ = self._run(client_protocol.submit(requested, sets))
-        return InvocationHandle(id_, ClientKept(self._run, Outage(is_reached=True)))
+        access = ClientKept(self._run, self._places, Outage(is_reached=True))
+        return InvocationHandle(id_, access)
 
     def submitted(self, id_: str) -> InvocationHandle:
         """Give the handle of an asynchronous invocation, by its id; nothing is sent."""
-        return InvocationHandle(id_, ClientKept(self._run, Outage(is_reached=False)))
+        access = ClientKept(self._run, self._places, Outage(is_reached=False))
+        return InvocationHandle(id_, access)
 
     def invocations(
         self, state: KeptState | None = None, after: str = "", limit: int = 100

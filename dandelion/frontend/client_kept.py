@@ -12,6 +12,7 @@ from dandelion.errors import DandelionError
 from dandelion.frontend import client_protocol
 from dandelion.frontend.client_requests import Steps
 from dandelion.frontend.outage import Outage
+from dandelion.frontend.wait_places import AsyncWaitPlaces, WaitPlaces
 
 
 class ClientKept(KeptAccess):
@@ -19,20 +20,24 @@ class ClientKept(KeptAccess):
 
     Args:
         run: carries out requests.
+        places: of all handles of the client.
         outage: whether the node answers.
     """
 
-    def __init__(self, run: Callable[[Steps[Any]], Any], outage: Outage) -> None:
+    def __init__(
+        self, run: Callable[[Steps[Any]], Any], places: WaitPlaces, outage: Outage
+    ) -> None:
         self._run = run
+        self._places = places
         self._outage = outage
 
     def watch(self, id_: str, after: str, wait_s: float, *, end: bool) -> Watched:
-        with self._outage.noted(wait_s) as wait_s:
+        with self._places.taken(wait_s) as wait_s, self._outage.noted(wait_s) as wait_s:
             watched: Watched = self._run(client_protocol.watch(id_, after, wait_s, end=end))
         return watched
 
     def result(self, id_: str, wait_s: float) -> Sets:
-        with self._outage.noted(wait_s) as wait_s:
+        with self._places.taken(wait_s) as wait_s, self._outage.noted(wait_s) as wait_s:
             sets: Sets = self._run(client_protocol.kept_result(id_, wait_s))
         return sets
 
@@ -49,21 +54,28 @@ class AsyncClientKept(AsyncKeptAccess):
 
     Args:
         run: carries out requests.
+        places: of all handles of the client.
         outage: whether the node answers.
     """
 
-    def __init__(self, run: Callable[[Steps[Any]], Awaitable[Any]], outage: Outage) -> None:
+    def __init__(
+        self, run: Callable[[Steps[Any]], Awaitable[Any]], places: AsyncWaitPlaces, outage: Outage
+    ) -> None:
         self._run = run
+        self._places = places
         self._outage = outage
 
     async def watch(self, id_: str, after: str, wait_s: float, *, end: bool) -> Watched:
-        with self._outage.noted(wait_s) as wait_s:
-            watched: Watched = await self._run(client_protocol.watch(id_, after, wait_s, end=end))
+        async with self._places.taken(wait_s) as wait_s:
+            with self._outage.noted(wait_s) as wait_s:
+                steps = client_protocol.watch(id_, after, wait_s, end=end)
+                watched: Watched = await self._run(steps)
         return watched
 
     async def result(self, id_: str, wait_s: float) -> Sets:
-        with self._outage.noted(wait_s) as wait_s:
-            sets: Sets = await self._run(client_protocol.kept_result(id_, wait_s))
+        async with self._places.taken(wait_s) as wait_s:
+            with self._outage.noted(wait_s) as wait_s:
+                sets: Sets = await self._run(client_protocol.kept_result(id_, wait_s))
         return sets
 
     async def cancel(self, id_: str) -> KeptView:

@@ -28,6 +28,7 @@ from dandelion.frontend.client_kept import ClientKept
 from dandelion.frontend.client_requests import Steps
 from dandelion.frontend.problem import ClientClosed, Unreachable
 from dandelion.frontend.server import BackgroundServer
+from dandelion.frontend.wait_places import WaitPlaces
 from tests.asynchronous.async_nodes import LIMIT_S, node_of, settings_of
 from tests.node.served import GateDriver
 
@@ -248,7 +249,8 @@ def test_a_proxy_that_ends_long_requests_is_no_outage(limit_s: float, is_reached
             raise NotEnded("0" * 32, "running")
         return sets
 
-    kept = ClientKept(run, outage.Outage(is_reached=is_reached, clock=lambda: now_s))
+    away = outage.Outage(is_reached=is_reached, clock=lambda: now_s)
+    kept = ClientKept(run, WaitPlaces(2), away)
     assert InvocationHandle("0" * 32, kept).result() is sets
     assert failed == 1
 
