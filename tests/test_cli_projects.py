@@ -279,6 +279,34 @@ def test_deploy_shows_changes_and_takes_them_back(command: Command, app: Path, u
     assert "was registered after" in error
 
 
+@pytest.mark.parametrize(
+    ("typed", "code"), [(b"\x04", 1), (b"n\n", 1), (b"\xff\n", 1), (b"y\n", 0)]
+)
+def test_deploy_asks_at_the_terminal(
+    command: Command,
+    tmp_path: Path,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    typed: bytes,
+    code: int,
+) -> None:
+    app = tmp_path / "app.py"
+    text = NAMED.format(name="asked", value=1)
+    app.write_text(text)
+    assert command("deploy", app, "--yes", "--url", url)[0] == 0
+    app.write_text(text.replace("()", "(more: str)"))
+    keyboard, terminal = os.openpty()
+    with open(keyboard, "wb", buffering=0) as keys, open(terminal, encoding="utf-8") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        found, out, error = command("deploy", app, "--json", "--url", url)
+        assert (found, out) == (1, ""), "a program that reads JSON cannot answer"
+        keys.write(typed)
+        found, out, error = command("deploy", app, "--url", url)
+    assert found == code
+    assert "Deploy it?" in error
+    assert "Deploy it?" not in out
+
+
 def test_a_name_that_changes_its_kind_is_removed_first(
     command: Command, tmp_path: Path, url: str
 ) -> None:

@@ -73,7 +73,8 @@ def run(arguments: Arguments, out: Output) -> int:
             elif not changed:
                 out.line(f"nothing to deploy: {client.url} has all of it already")
             return 0
-        if any(change.breaking for change in changed) and not (arguments.yes or _agrees()):
+        breaking = any(change.breaking for change in changed)
+        if breaking and not (arguments.yes or (not out.as_json and _agrees())):
             out.failure("nothing was registered; deploy with --yes to change it all the same")
             return 1
         registered = client.register(document, progress=True)
@@ -98,9 +99,15 @@ def _show(changes: list[PlannedChange], out: Output) -> None:
 
 
 def _agrees() -> bool:
+    """Ask at the terminal; standard output may be a file."""
     if sys.stdin is None or not sys.stdin.isatty():
         return False
-    return input("This change breaks callers. Deploy it? [y/N] ").strip().lower() in ("y", "yes")
+    question = "This change breaks callers. Deploy it? [y/N] "
+    print(question, end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.buffer.readline()
+    if not answer.endswith(b"\n"):  # the input ended
+        print(file=sys.stderr)
+    return answer.strip().lower() in (b"y", b"yes")
 
 
 def _read(state: Path) -> list[_Deployed]:
