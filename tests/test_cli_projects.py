@@ -534,6 +534,26 @@ def counts(client: Client) -> object:
         return None
 
 
+def test_dev_follows_a_link_that_leads_to_another_file(app: Path) -> None:
+    link = app.with_name("current.py")
+    link.symlink_to(app)
+    dev = Development(link)
+    try:
+        dev.until("registered count 1")
+        other = app.with_name("other.py")
+        other.write_text(app.read_text().replace(".lower()", ""))
+        for number, target in ((2, other), (3, app)):
+            replaced = app.with_name("new")
+            replaced.symlink_to(target)
+            replaced.replace(link)
+            dev.until(f"registered count {number}")
+        link.unlink()
+        link.write_text(other.read_text())
+        dev.until("registered count 4")
+    finally:
+        assert dev.end() == 0
+
+
 def test_dev_goes_on_after_a_file_that_never_ends(app: Path) -> None:
     text = app.read_text()
     dev = Development(app)

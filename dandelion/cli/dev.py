@@ -114,7 +114,8 @@ class _Development:
             return
         try:
             document, files = work.result()
-            self._files = _versions(files, began_ns)
+            # The path may be a link to one of the files, and be made to lead to another one.
+            self._files = _versions({str(self._path), *files}, began_ns)
             registered, obstacle = await asyncio.to_thread(self._replaced_by, document)
         except DandelionError as error:
             if isinstance(error, ProgramFailed):
