@@ -190,7 +190,7 @@ def _user_files(path: Path, error: BaseException | None = None) -> tuple[str, ..
 
 
 def _failed_files(error: BaseException | None, folder: Path) -> Iterator[str]:
-    """Yield the files of modules that raised, and those that a module that is missing may get."""
+    """Yield the files of modules that raised, and where a module that is missing may be added."""
     seen: set[int] = set()  # a program may make an error its own cause
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -198,11 +198,14 @@ def _failed_files(error: BaseException | None, folder: Path) -> Iterator[str]:
         if isinstance(error, SyntaxError) and isinstance(error.filename, str):
             names.append(error.filename)
         yield from filter(os.path.isabs, names)  # others are no files, such as "<string>"
-        if isinstance(error, ModuleNotFoundError) and error.name:
+        if isinstance(error, ImportError) and error.name:
             parts = error.name.split(".")
             if all(map(str.isidentifier, parts)):
                 module = folder.joinpath(*parts)
-                yield from (f"{module}.py", f"{module}/__init__.py")
+                if isinstance(error, ModuleNotFoundError):
+                    yield from (f"{module}.py", f"{module}/__init__.py")
+                elif module.is_dir():  # a package, which may get the module that it lacks
+                    yield str(module)
         error = error.__cause__ or error.__context__
 
 
