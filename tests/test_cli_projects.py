@@ -449,6 +449,29 @@ def test_top_and_trace(command: Command, app: Path, url: str) -> None:
     assert json.loads(target.read_bytes())["otherData"]["outcome"] == "ok"
 
 
+@pytest.mark.parametrize("terminal", [{}, {"FORCE_COLOR": "1", "TERM": "dumb"}])
+def test_top_is_shown_once_where_it_cannot_be_overwritten(
+    command: Command,
+    tmp_path: Path,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    terminal: dict[str, str],
+) -> None:
+    name = "long_" * 20
+    app = tmp_path / "app.py"
+    app.write_text(NAMED.format(name=name, value=1))
+    assert command("register", app, "--url", url)[0] == 0
+    with Client(url) as client:
+        client.invoke_sets(name, {})
+    monkeypatch.setenv("COLUMNS", "40")
+    for variable, value in terminal.items():
+        monkeypatch.setenv(variable, value)
+    code, out, _ = command("top", "--url", url)
+    assert code == 0
+    assert name in out or terminal, "a program may read it"
+    assert "p99 ms" in out
+
+
 def test_completion_knows_the_verbs_and_their_options(command: Command) -> None:
     code, out, _ = command("completion", "bash")
     assert code == 0

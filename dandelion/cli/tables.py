@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_NO_WIDTH = 1 << 20
+NO_WIDTH = 1 << 20
 """Wider than any row."""
 
 
@@ -32,6 +32,6 @@ def show(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         return
     table.box = table.box if console.encoding.startswith("utf") else None
     lines = io.StringIO()
-    Console(file=lines, width=_NO_WIDTH).print(table)
+    Console(file=lines, width=NO_WIDTH).print(table)
     for line in lines.getvalue().splitlines():
         print(line.rstrip())

@@ -13,13 +13,14 @@ from dandelion.activity import Activity, ActivityQuery
 from dandelion.cli.connection import connect
 from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
+from dandelion.cli.tables import NO_WIDTH
 
 INTERVAL_S = 1.0
 _RECENT = 15
 
 
 def run(arguments: Arguments, out: Output) -> int:
-    """Show until Ctrl-C; once, if standard output is not a terminal."""
+    """Show until Ctrl-C; once, if standard output is not a terminal that can be overwritten."""
     with connect(arguments) as client:
         query = ActivityQuery(limit=_RECENT)
         found = client.activity(query)
@@ -27,8 +28,8 @@ def run(arguments: Arguments, out: Output) -> int:
             out.document(found)
             return 0
         console = Console()
-        if not console.is_terminal:
-            console.print(_screen(found, None, 0.0))
+        if not console.is_terminal or console.is_dumb_terminal:
+            Console(width=NO_WIDTH).print(_screen(found, None, 0.0))
             return 0
         with Live(_screen(found, None, 0.0), console=console, screen=True) as live:
             while True:
