@@ -402,6 +402,23 @@ def test_commands_of_init_work_in_any_folder(command: Command, tmp_path: Path) -
     assert named == [str(folder / "app.py")] * 3
 
 
+def test_paths_that_are_not_valid_unicode(command: Command, tmp_path: Path, url: str) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    code, out, _ = command("init", folder, "--json")
+    assert code == 0
+    assert json.loads(out)["files"][0] == str(tmp_path / "caf\\udce9" / "app.py")
+    app = (folder / "app.py").rename(folder / os.fsdecode(b"\xe9.py"))
+    code, out, _ = command("check", app, "--json")
+    assert code == 0
+    assert json.loads(out)[0]["problems"] == []
+    assert command("deploy", app, "--yes", "--url", url)[0] == 0
+    assert command("deploy", app, "--undo", "--url", url)[0] == 0
+    app.write_text("(")
+    code, _, error = command("deploy", app, "--url", url)
+    assert code == 1
+    assert "was never closed" in error
+
+
 def test_what_uses_each_other_is_taken_back_together(command: Command, app: Path, url: str) -> None:
     app.write_text(NESTED)
     assert command("deploy", app, "--yes", "--url", url)[0] == 0

@@ -33,7 +33,8 @@ class _Deployed(msgspec.Struct):
     """What the last deployment of a file to a node registered.
 
     Attributes:
-        file: its name; it is beside the file with this record, or is that folder (empty).
+        file: its name, with invalid Unicode escaped; it is beside the file with this record, or is
+            that folder (empty).
         url: of the node.
         token: the beginning of the digest of the token, which stands for its tenant; empty without.
         things: kind, name and version of each.
@@ -56,7 +57,8 @@ def run(arguments: Arguments, out: Output) -> int:
     with connect(arguments) as client:
         token = token_of(arguments)
         digest = "" if token is None else digest_of(token.encode())[:_TOKEN_DIGITS]
-        this = _Deployed("" if path.is_dir() else path.name, client.url, digest)
+        name = "" if path.is_dir() else path.name.encode("utf-8", "backslashreplace").decode()
+        this = _Deployed(name, client.url, digest)
         deployed = _read(state)  # also before a deployment: it is refused if that is damaged
         if arguments.undo:
             _undo(client, next((d for d in deployed if d.replaces(this)), None), out)

@@ -41,12 +41,13 @@ class Loaded(msgspec.Struct, frozen=True):
 
     Attributes:
         document: a `RegistrationDocument` in MessagePack; empty if it failed.
-        files: the file and the modules of the user that it imports, or failed to import.
+        files: the file and the modules of the user that it imports, or failed to import; in bytes,
+            since a path need not be valid Unicode.
         error: why it failed.
     """
 
     document: bytes = b""
-    files: tuple[str, ...] = ()
+    files: tuple[bytes, ...] = ()
     error: ErrorRecord | None = None
 
 
@@ -104,11 +105,12 @@ class Loading:
         except msgspec.DecodeError as error:
             message = f"its process ended with code {code} and left an answer that is not valid"
             raise ProgramFailed(path, f"{message}: {error}", (path,)) from None
+        files = tuple(map(os.fsdecode, loaded.files))
         if loaded.error is not None:
             cause = from_record(loaded.error)
             message = cause.message if isinstance(cause, ProgramFailed) else str(cause)
-            raise ProgramFailed(path, message, loaded.files)
-        return read_document(loaded.document, "application/msgpack"), loaded.files
+            raise ProgramFailed(path, message, files)
+        return read_document(loaded.document, "application/msgpack"), files
 
     def _wait(self) -> int:
         """Wait for the end of the process, kill what it left, and return its exit code."""
@@ -178,7 +180,7 @@ def _load(path: Path) -> Loaded:
     return Loaded(encode_document(document), _user_files(path))
 
 
-def _user_files(path: Path, error: BaseException | None = None) -> tuple[str, ...]:
+def _user_files(path: Path, error: BaseException | None = None) -> tuple[bytes, ...]:
     """List the files of the folder of a program that were imported, or whose import failed."""
     folder = path.resolve().parent
     found = {str(path.resolve())}
@@ -186,7 +188,7 @@ def _user_files(path: Path, error: BaseException | None = None) -> tuple[str, ..
     for file in (*files, *_failed_files(error, folder)):
         if file and Path(file).resolve().is_relative_to(folder) and ".venv" not in file:
             found.add(str(Path(file).resolve()))
-    return tuple(sorted(found))
+    return tuple(sorted(map(os.fsencode, found)))
 
 
 def _failed_files(error: BaseException | None, folder: Path) -> Iterator[str]:

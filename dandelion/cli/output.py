@@ -13,7 +13,7 @@ import msgspec
 
 from dandelion.call_logs import shown_lines
 from dandelion.errors import DandelionError, InvalidInput
-from dandelion.frontend.problem import encode_problem, problem_of
+from dandelion.frontend.problem import encode_problem, printable, problem_of
 
 
 @dataclass(eq=False)
@@ -32,8 +32,12 @@ class Output:
         self.as_json = as_json
 
     def document(self, value: object) -> None:
-        """Print a value as JSON."""
-        self.json(msgspec.json.encode(value))
+        """Print a value as JSON. Invalid Unicode is escaped, such as that of a path."""
+        try:
+            text = msgspec.json.encode(value)
+        except UnicodeEncodeError:
+            text = msgspec.json.encode(printable(msgspec.to_builtins(value)))
+        self.json(text)
 
     def json(self, text: bytes) -> None:
         """Print JSON, indented."""

@@ -316,7 +316,7 @@ def encode_problem(problem: ProblemDocument) -> bytes:
     try:
         return _encoder.encode(problem)
     except UnicodeEncodeError:
-        return _encoder.encode(_printable(msgspec.to_builtins(problem)))
+        return _encoder.encode(printable(msgspec.to_builtins(problem)))
 
 
 def decode_problem(body: bytes | memoryview) -> ProblemDocument | None:
@@ -336,11 +336,12 @@ def _hint(error: DandelionError) -> str:
     return f"did you mean '{close}'?" if close else ""
 
 
-def _printable(value: object) -> object:
+def printable(value: object) -> object:
+    """Escape invalid Unicode in a value that JSON could have."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
-        return {_printable(k): _printable(v) for k, v in value.items()}
+        return {printable(k): printable(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_printable(v) for v in value]
+        return [printable(v) for v in value]
     return value
