@@ -141,6 +141,30 @@ def test_wheels(
     assert "packages=[...]" in capfd.readouterr().err
 
 
+def test_wheels_of_functions_that_need_different_versions(
+    folder: Path,
+    environment: dict[str, str],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("DANDELION_URL")
+    wheel(Path(environment["PIP_FIND_LINKS"]), "snowballstemmer", "2.0")
+    app = folder / "app.py"
+    app.write_text(
+        "import dandelion as dd\n\n"
+        "@dd.function(packages=['snowballstemmer<3'])\ndef old() -> int:\n    return 1\n\n"
+        "@dd.function(packages=['snowballstemmer>=3'])\ndef new() -> int:\n    return 2\n"
+    )
+    assert main(["wheels", str(app), "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["wheels"] == [
+        "snowballstemmer-2.0-py3-none-any.whl",
+        "snowballstemmer-3.1.1-py3-none-any.whl",
+    ]
+
+
 def test_which_wheels_a_program_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DANDELION_PACKAGES_FOLDER", raising=False)
     app, other = tmp_path / "app.py", tmp_path / "other"

@@ -25,14 +25,15 @@ def run(arguments: Arguments, out: Output) -> int:
     """Download wheels into a folder."""
     path, _ = split_target(arguments.source)
     document, _ = load_program(path)
-    requirements = read_requirements(_requirements(document), str(path))
-    if not requirements:
+    sets = {read_requirements(one, str(path)) for one in _requirements(document)} - {()}
+    if not sets:
         raise WrongUsage(
             str(path), "its functions name no packages", "name them: @dd.function(packages=[...])"
         )
     folder = arguments.wheels or wheel_folder(path)
     before = _wheels(folder)
-    _download(requirements, folder)
+    for requirements in sorted(sets):  # each function has an environment of its own
+        _download(requirements, folder)
     found = _wheels(folder)
     if out.as_json:
         out.document({"folder": str(folder), "wheels": sorted(found)})
@@ -46,9 +47,9 @@ def run(arguments: Arguments, out: Output) -> int:
     return 0
 
 
-def _requirements(document: RegistrationDocument) -> list[str]:
+def _requirements(document: RegistrationDocument) -> list[list[str]]:
     codes = [code for function in document.functions for code in function.code]
-    return [one for code in codes for one in code.packages if one not in PROVIDED]
+    return [[one for one in code.packages if one not in PROVIDED] for code in codes]
 
 
 def _wheels(folder: Path) -> set[str]:
