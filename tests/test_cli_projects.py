@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from dandelion import Client
+from dandelion.catalog import Removal
 from dandelion.cli import loading
 from dandelion.cli.loading import load_program
 from dandelion.cli.main import main
@@ -391,6 +392,26 @@ def test_deployments_at_the_same_time_are_all_noted(command: Command, app: Path,
     assert [process.wait(60) for process in running] == [0] * len(paths)
     for path in paths:
         assert command("deploy", path, "--undo", "--url", url)[0] == 0
+
+
+def test_a_deployment_while_the_last_one_is_taken_back_is_noted(
+    command: Command, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(NAMED.format(name="meanwhile", value=1))
+    assert command("deploy", app, "--url", url)[0] == 0
+    app.write_text(NAMED.format(name="meanwhile", value=2))
+    remove = Client.remove_together
+
+    def removed(client: Client, things: list[Removal]) -> None:
+        remove(client, things)
+        monkeypatch.undo()
+        assert main(["deploy", str(app), "--url", url]) == 0
+
+    monkeypatch.setattr(Client, "remove_together", removed)
+    assert command("deploy", app, "--undo", "--url", url)[0] == 0
+    code, out, _ = command("deploy", app, "--undo", "--url", url)
+    assert (code, out) == (0, "removed function meanwhile, version 2\n")
 
 
 def test_commands_of_init_work_in_any_folder(command: Command, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import fcntl
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -61,8 +62,9 @@ def run(arguments: Arguments, out: Output) -> int:
         this = _Deployed(name, client.url, digest)
         deployed = _read(state)  # also before a deployment: it is refused if that is damaged
         if arguments.undo:
-            _undo(client, next((d for d in deployed if d.replaces(this)), None), out)
-            _note(state, this)
+            last = next((one for one in deployed if one.replaces(this)), None)
+            _undo(client, last, out)
+            _note(state, lambda one: one != last)
             return 0
         document = load_sources([path])
         changes = client.compare(document)
@@ -84,7 +86,7 @@ def run(arguments: Arguments, out: Output) -> int:
     this.things = tuple(
         Removal(r.kind, r.name, r.version) for r in registered if (r.kind, r.name) in names
     )
-    _note(state, this)
+    _note(state, lambda one: not one.replaces(this), this)
     if out.as_json:
         out.document({"changes": changes, "registered": registered})
     else:
@@ -122,14 +124,12 @@ def _read(state: Path) -> list[_Deployed]:
         raise InvalidInput(str(state), f"it is damaged: {error}", hint) from None
 
 
-def _note(state: Path, deployed: _Deployed) -> None:
-    """Note a deployment in place of the last one; without things there is none to take back."""
+def _note(state: Path, stays: Callable[[_Deployed], bool], *more: _Deployed) -> None:
+    """Note deployments beside those that stay; without things there is none to take back."""
     folder = os.open(state.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)  # another deployment may end now
-        found = [one for one in _read(state) if not one.replaces(deployed)]
-        if deployed.things:
-            found.append(deployed)
+        found = [one for one in (*filter(stays, _read(state)), *more) if one.things]
         written = state.with_name(f"{state.name}.new")
         written.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
         written.replace(state)
