@@ -414,6 +414,18 @@ def test_a_deployment_while_the_last_one_is_taken_back_is_noted(
     assert (code, out) == (0, "removed function meanwhile, version 2\n")
 
 
+def test_a_deployment_that_cannot_be_noted_is_made(
+    command: Command, tmp_path: Path, url: str
+) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(NAMED.format(name="unnoted", value=1))
+    (tmp_path / ".dandelion-deployed.json.new").mkdir()
+    code, out, error = command("deploy", app, "--url", url)
+    assert code == 0
+    assert out.endswith(f"deployed to {url}\n")
+    assert "'--undo' cannot take this deployment back" in error
+
+
 def test_commands_of_init_work_in_any_folder(command: Command, tmp_path: Path) -> None:
     folder = tmp_path / "with blanks; and 'quotes'"
     code, out, _ = command("init", folder)

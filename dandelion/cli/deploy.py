@@ -86,12 +86,16 @@ def run(arguments: Arguments, out: Output) -> int:
     this.things = tuple(
         Removal(r.kind, r.name, r.version) for r in registered if (r.kind, r.name) in names
     )
-    _note(state, lambda one: not one.replaces(this), this)
+    undo = f"; 'dandelion deploy {shlex.quote(str(path))} --undo' takes it back"
+    try:
+        _note(state, lambda one: not one.replaces(this), this)
+    except OSError as error:  # such as a folder that is read-only
+        undo = ""
+        out.failure(f"{state}: {error.strerror}; so '--undo' cannot take this deployment back")
     if out.as_json:
         out.document({"changes": changes, "registered": registered})
     else:
-        undo = f"dandelion deploy {shlex.quote(str(path))} --undo"
-        out.line(f"deployed to {client.url}; '{undo}' takes it back")
+        out.line(f"deployed to {client.url}{undo}")
     return 0
 
 
