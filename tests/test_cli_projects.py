@@ -426,6 +426,13 @@ def test_a_deployment_that_cannot_be_noted_is_made(
     assert "'--undo' cannot take this deployment back" in error
 
 
+def test_deploy_names_the_file_of_a_problem(command: Command, tmp_path: Path, url: str) -> None:
+    (tmp_path / "bad.dandelion").write_text("function not_there(a) => (b);\n")
+    code, _, error = command("deploy", tmp_path, "--url", url)
+    assert code == 1
+    assert f"{tmp_path / 'bad.dandelion'}:1:10: " in error
+
+
 def test_commands_of_init_work_in_any_folder(command: Command, tmp_path: Path) -> None:
     folder = tmp_path / "with blanks; and 'quotes'"
     code, out, _ = command("init", folder)

@@ -21,6 +21,7 @@ from dandelion.cli.connection import connect, token_of
 from dandelion.cli.loading import load_sources
 from dandelion.cli.output import Output, WrongUsage
 from dandelion.cli.parser import Arguments
+from dandelion.cli.register import naming_files
 from dandelion.documents import PlannedChange
 from dandelion.errors import Conflict, InvalidInput
 from dandelion.frontend.client import Client
@@ -67,7 +68,8 @@ def run(arguments: Arguments, out: Output) -> int:
             _note(state, lambda one: one != last)
             return 0
         document = load_sources([path])
-        changes = client.compare(document)
+        with naming_files([path], document):
+            changes = client.compare(document)
         changed = [change for change in changes if change.change != "same"]
         if not out.as_json:
             _show(changes, out)

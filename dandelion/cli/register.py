@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -12,6 +14,7 @@ from dandelion.cli.loading import load_sources
 from dandelion.cli.output import Output
 from dandelion.cli.parser import Arguments
 from dandelion.cli.sources import files_of_texts
+from dandelion.documents import RegistrationDocument
 from dandelion.errors import InvalidComposition, Problem
 from dandelion.frontend.records import RegisterResponse
 
@@ -21,13 +24,8 @@ _NUMBER = re.compile(r"composition (\d{1,9})(?=:)")
 def run(arguments: Arguments, out: Output) -> int:
     """Register the contents of all paths."""
     document = load_sources(arguments.paths)
-    try:
-        with connect(arguments) as client:
-            registered = client.register(document, progress=True)
-    except InvalidComposition as error:
-        files = files_of_texts(arguments.paths)
-        error.problems = tuple([_in_file(p, document.compositions, files) for p in error.problems])
-        raise
+    with connect(arguments) as client, naming_files(arguments.paths, document):
+        registered = client.register(document, progress=True)
     if out.as_json:
         out.document(RegisterResponse(tuple(registered)))
     else:
@@ -35,6 +33,22 @@ def run(arguments: Arguments, out: Output) -> int:
             ("kind", "name", "version"), [(r.kind, r.name, str(r.version)) for r in registered]
         )
     return 0
+
+
+@contextlib.contextmanager
+def naming_files(paths: Sequence[Path], document: RegistrationDocument) -> Iterator[None]:
+    """Give problems of texts the names of their files.
+
+    Args:
+        paths: that the document was loaded from.
+        document: that a node checks in this context.
+    """
+    try:
+        yield
+    except InvalidComposition as error:
+        files = files_of_texts(paths)
+        error.problems = tuple([_in_file(p, document.compositions, files) for p in error.problems])
+        raise
 
 
 def _in_file(problem: Problem, texts: Sequence[str], files: Mapping[str, str]) -> Problem:
