@@ -257,6 +257,9 @@ class _Provider(resolvelib.AbstractProvider[Any, Any, Any]):
         if wheels:
             message = f"no wheel of '{project}' fits Python {_PYTHON} on this platform"
             return Problem("no-wheel", message, found=_some(wheels))
+        if refused := self.source_of(project).refused(project):
+            message = f"the wheels of '{project}' have no SHA-256 in the index, or are elsewhere"
+            return Problem("no-wheel", message, found=_some(refused))
         if others := self.source_of(project).others(project):
             message = f"'{project}' has no wheels, only sources, which would have to be built"
             return Problem("no-wheel", message, found=_some(others))

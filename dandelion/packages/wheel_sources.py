@@ -87,6 +87,9 @@ class WheelSource(Protocol):
     def others(self, project: str) -> list[str]:
         """List its files that are no wheels."""
 
+    def refused(self, project: str) -> list[str]:
+        """List its wheels that are not taken: without a SHA-256, or at other addresses."""
+
     def projects(self) -> list[str]:
         """List the known projects, for suggestions; empty if that is too much."""
 
@@ -129,6 +132,9 @@ class WheelFolder:
     def others(self, project: str) -> list[str]:
         return [n for n in self._others if canonicalize_name(n.rpartition("-")[0]) == project]
 
+    def refused(self, project: str) -> list[str]:
+        return []
+
     def projects(self) -> list[str]:
         return list(self._wheels)
 
@@ -160,13 +166,16 @@ class WheelIndex:
         self._headers = _credentials(parts.username, parts.password)
         self._spend = spend
         self._pool = urllib3.PoolManager(timeout=_TIMEOUT, retries=urllib3.Retry(2))
-        self._pages: dict[str, tuple[list[WheelFile], list[str]]] = {}
+        self._pages: dict[str, tuple[list[WheelFile], list[str], list[str]]] = {}
 
     def find(self, project: str) -> list[WheelFile]:
         return self._page(project)[0]
 
     def others(self, project: str) -> list[str]:
         return self._page(project)[1]
+
+    def refused(self, project: str) -> list[str]:
+        return self._page(project)[2]
 
     def projects(self) -> list[str]:
         return []
@@ -189,16 +198,16 @@ class WheelIndex:
             opened.pop_all()
         return file
 
-    def _page(self, project: str) -> tuple[list[WheelFile], list[str]]:
+    def _page(self, project: str) -> tuple[list[WheelFile], list[str], list[str]]:
         if project not in self._pages:
             self._pages[project] = self._read_page(project)
         return self._pages[project]
 
-    def _read_page(self, project: str) -> tuple[list[WheelFile], list[str]]:
+    def _read_page(self, project: str) -> tuple[list[WheelFile], list[str], list[str]]:
         url = f"{self._base}{project}/"
         with self._request(url, missing=True) as response:
             if response.status == 404:
-                return [], []
+                return [], [], []
             data = self._bounded(response, _PAGE_BYTES)
             kind = response.headers.get("Content-Type", "")
         try:
@@ -207,8 +216,12 @@ class WheelIndex:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise IndexUnavailable(f"its page of '{project}' cannot be read: {error}") from None
         wheels = [one for one in listed if isinstance(one, WheelFile) and one.project == project]
-        usable = [one for one in wheels if one.digest and self._may_follow(one.url)]
-        return usable, [one for one in listed if isinstance(one, str)]
+        usable = [one for one in wheels if self._may_take(one)]
+        refused = [one.name for one in wheels if not self._may_take(one)]
+        return usable, [one for one in listed if isinstance(one, str)], refused
+
+    def _may_take(self, wheel: WheelFile) -> bool:
+        return bool(wheel.digest) and self._may_follow(wheel.url)
 
     def _may_follow(self, url: str) -> bool:
         parts = urlsplit(url)
