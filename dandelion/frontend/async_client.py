@@ -37,7 +37,7 @@ from dandelion.frontend.client_requests import (
 )
 from dandelion.frontend.client_tls import Tls
 from dandelion.frontend.outage import Outage
-from dandelion.frontend.problem import Unreachable
+from dandelion.frontend.problem import ClientClosed, Unreachable
 from dandelion.frontend.records import Description
 from dandelion.frontend.wait_places import AsyncWaitPlaces
 from dandelion.invocation_result import InvocationResult
@@ -279,6 +279,8 @@ class AsyncClient:
             try:
                 if await self._run(client_protocol.ready()):
                     return True
+            except ClientClosed:
+                raise
             except Unreachable:
                 pass  # it may be starting
             left_s = end - now()

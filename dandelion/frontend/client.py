@@ -47,7 +47,7 @@ from dandelion.frontend.client_requests import (
 from dandelion.frontend.client_tls import Tls
 from dandelion.frontend.connections import Connections
 from dandelion.frontend.outage import Outage
-from dandelion.frontend.problem import Unreachable
+from dandelion.frontend.problem import ClientClosed, Unreachable
 from dandelion.frontend.records import Description
 from dandelion.frontend.wait_places import WaitPlaces
 from dandelion.invocation_result import InvocationResult
@@ -403,6 +403,8 @@ class Client:
             try:
                 if self._run(client_protocol.ready()):
                     return True
+            except ClientClosed:
+                raise
             except Unreachable:
                 pass  # it may be starting
             left_s = end - time.monotonic()

@@ -211,6 +211,8 @@ def test_a_closed_client(url: str, make: Any) -> None:
         client.close()
         with pytest.raises(ClientClosed):
             client.invoke("echo", a=b"")
+        with pytest.raises(ClientClosed):  # it does not wait for a node that may be starting
+            client.ready(20.0)
 
 
 def test_a_client_that_is_closed_before_a_request_is_sent() -> None:
