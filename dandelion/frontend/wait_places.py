@@ -33,8 +33,8 @@ class WaitPlaces:
 
     def _open(self) -> None:
         self._lock = threading.Lock()  # held for microseconds
-        self._free = self._count
-        self._waiting: deque[threading.Lock] = deque()  # each is released when it is its turn
+        self._holding: set[threading.Lock] = set()  # the turns of those that have a place
+        self._waiting: deque[threading.Lock] = deque()  # each is released when it gets one
         self._process = os.getpid()
 
     @contextlib.contextmanager
@@ -50,42 +50,34 @@ class WaitPlaces:
         if self._process != os.getpid():
             self._open()
         end_s = time.monotonic() + wait_s
-        if wait_s <= 0 or not self._take(wait_s):
-            yield 0.0
-            return
-        try:
-            left_s = max(0.0, end_s - time.monotonic())
-            yield min(left_s, SHORT_S) if self._waiting else left_s
+        turn = threading.Lock()
+        try:  # a signal may raise from here on
+            if wait_s > 0 and self._take(turn, wait_s):
+                left_s = max(0.0, end_s - time.monotonic())
+                yield min(left_s, SHORT_S) if self._waiting else left_s
+            else:
+                yield 0.0
         finally:
-            with self._lock:
-                self._give_back()
+            self._leave(turn)
 
-    def _take(self, limit_s: float) -> bool:
+    def _take(self, turn: threading.Lock, limit_s: float) -> bool:
+        turn.acquire()
         with self._lock:
-            if self._free and not self._waiting:
-                self._free -= 1
+            if len(self._holding) < self._count and not self._waiting:
+                self._holding.add(turn)
                 return True
-            turn = threading.Lock()
-            turn.acquire()
             self._waiting.append(turn)
-        has_turn = False
-        try:
-            has_turn = turn.acquire(timeout=limit_s)
-        finally:  # also after a signal
-            if not has_turn:
-                with self._lock:
-                    if turn in self._waiting:
-                        self._waiting.remove(turn)
-                    else:  # it became its turn meanwhile
-                        self._give_back()
-        return has_turn
+        return turn.acquire(timeout=limit_s) or turn in self._holding
 
-    def _give_back(self) -> None:
-        """With the lock."""
-        if self._waiting:
-            self._waiting.popleft().release()
-        else:
-            self._free += 1
+    def _leave(self, turn: threading.Lock) -> None:
+        with self._lock:
+            self._holding.discard(turn)
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(turn)
+            while self._waiting and len(self._holding) < self._count:
+                first = self._waiting.popleft()
+                self._holding.add(first)
+                first.release()
 
 
 class AsyncWaitPlaces:

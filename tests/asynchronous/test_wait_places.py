@@ -42,7 +42,7 @@ def test_handles_in_threads_leave_connections_to_other_requests(
         assert len(client.invocations().invocations) == HANDLES
         driver.gate.open(HANDLES)
         assert [wait.result().b.bytes() for wait in waits] == [b"%d" % i for i in range(HANDLES)]
-        assert client._places._free == 1
+        assert not client._places._holding
 
 
 def test_awaited_handles_leave_connections_to_other_requests(
