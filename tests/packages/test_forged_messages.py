@@ -65,14 +65,14 @@ def node(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dd.
 def test_a_package_cannot_name_a_process_that_the_node_then_kills(
     node: dd.Node, wheels: Path, name: str
 ) -> None:
-    before = len(_received())
+    before = _steady()
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as victim:
         text = FORGED.format(pid=victim.pid, sends=FORGERIES[name])
         wheel(wheels, "forges", "1.0", {"forges.py": text})
         with pytest.raises(InvalidFunction, match="take part in the engine's messages"):
             node.register(function("forges", "return ''"))
         assert victim.poll() is None
-    wait_until(lambda: len(_received()) <= before)
+    wait_until(lambda: _received() <= before)
 
 
 def test_what_a_zygote_forked_before_it_was_killed_is_not_forged() -> None:
@@ -87,10 +87,31 @@ def test_what_a_zygote_forked_before_it_was_killed_is_not_forged() -> None:
             zygote.kill()
 
 
-def _received() -> list[str]:
-    """List the open descriptors of this process of the kinds that a sandbox sends."""
+def _steady() -> int:
+    """Count descriptors as `_received`, once the count has not changed for ten looks.
+
+    What the registration before had is closed by then.
+    """
+    looks = [-1]
+
+    def is_steady() -> bool:
+        looks.append(_received())
+        return len(set(looks[-10:])) == 1
+
+    wait_until(is_steady)
+    return looks[-1]
+
+
+def _received() -> int:
+    """Count the open descriptors of this process of the kinds that a sandbox sends.
+
+    Those of sandboxes that are ready do not count, since one may become ready at any time. Each has
+    sent one of each kind, and nothing else here has a descriptor of seccomp.
+    """
     found = []
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            found.append(os.readlink(f"/proc/self/fd/{descriptor}").partition(":")[0])
-    return [kind for kind in found if kind in ("socket", "pipe", "/memfd", "anon_inode")]
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    sandboxes = found.count("anon_inode:seccomp notify")
+    kinds = ("socket", "pipe", "/memfd", "anon_inode")
+    return sum(name.partition(":")[0] in kinds for name in found) - (len(kinds) + 1) * sandboxes
