@@ -673,7 +673,7 @@ def test_ctrl_c_while_dev_loads_a_file_says_nothing(app: Path, said: str) -> Non
         lines, errors = dev.communicate(timeout=30)
     assert dev.returncode == 0
     assert not lines or said == "begun"
-    assert errors in ("", "begun\n")
+    assert errors.strip() in ("", "begun")  # it may end between the text and the end of its line
 
 
 def test_dev_removes_what_the_file_no_longer_defines(app: Path) -> None:

@@ -94,7 +94,7 @@ class ImportWatch:
         deadline = time.monotonic() + self._limits.wall_s
         while not self._over.wait(_INTERVAL_S) and not self._has_message():
             reason = self._exceeded(time.monotonic() > deadline)
-            if reason:
+            if reason and not self._has_message():  # else its sandboxes were measured, too
                 self._stop(reason)
                 return
         self._end_others()

@@ -36,7 +36,7 @@ from dandelion.function import FunctionSpec
 from dandelion.node import Node, Settings
 from dandelion.node.invocation import Invocation
 from dandelion.set_values import item_set
-from dandelion.testing import Failures, echo
+from dandelion.testing import Failures, echo, wait_until
 from tests.node.served import GateDriver
 
 
@@ -178,7 +178,7 @@ def test_wrong_calls_say_what_is_wrong(node: Node) -> None:
 def test_a_deadline_ends_running_and_waiting_instances(node: Node, gate: GateDriver) -> None:
     with pytest.raises(DeadlineExceeded):
         node.invoke("Gates", x=[b"1", b"2", b"3"], deadline_s=0.05)
-    assert len(gate.seen.cancelled) == 1
+    wait_until(lambda: len(gate.seen.cancelled) == 1)
     assert node.info().waiting == 0
     gate.gate.open(3)
     assert len(node.invoke("Gates", x=[b"1", b"2", b"3"]).y) == 3
@@ -193,8 +193,8 @@ def test_cancelling_the_caller_cancels_the_invocation(node: Node, gate: GateDriv
             await call
 
     asyncio.run(main())
-    assert len(gate.seen.cancelled) == 1
-    assert node.info().running == 0
+    wait_until(lambda: len(gate.seen.cancelled) == 1)
+    wait_until(lambda: node.info().running == 0)
 
 
 def test_more_than_the_limit_is_refused_and_nothing_is_lost(node: Node, gate: GateDriver) -> None:
