@@ -118,15 +118,16 @@ def test_the_recorded_session(
     assert time.monotonic() - began_s < MINUTE_S
 
 
-def test_wheels(
-    folder: Path,
-    environment: dict[str, str],
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def here(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Have this process, too, use the environment; without a node."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("DANDELION_URL")
+    return environment
+
+
+def test_wheels(folder: Path, here: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
     app = folder / "app.py"
     assert main(["init", str(folder), "--with-packages"]) == 0
     capfd.readouterr()
@@ -142,15 +143,9 @@ def test_wheels(
 
 
 def test_wheels_of_functions_that_need_different_versions(
-    folder: Path,
-    environment: dict[str, str],
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path, here: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("DANDELION_URL")
-    wheel(Path(environment["PIP_FIND_LINKS"]), "snowballstemmer", "2.0")
+    wheel(Path(here["PIP_FIND_LINKS"]), "snowballstemmer", "2.0")
     app = folder / "app.py"
     app.write_text(
         "import dandelion as dd\n\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 from dandelion.data import Item, ItemSet
@@ -19,7 +20,7 @@ from dandelion.frontend_process.messages import Answered, Ask, Ended, Failed, Pa
 from dandelion.frontend_process.queries import Queries, View
 from dandelion.frontend_process.status import StatusWriter
 from dandelion.frontend_process.wire import INLINE_BYTES, PART_ITEMS, Blob, WireSet
-from dandelion.frontend_process.wired_sets import wired
+from dandelion.frontend_process.wired_sets import arena_item, names_places, wired
 from dandelion.node import Node
 
 log = logging.getLogger("dandelion.frontend")
@@ -95,12 +96,11 @@ class LongAnswers:
                 continue
             for start in range(0, len(one.items), PART_ITEMS):
                 piece = ItemSet(name, one.items[start : start + PART_ITEMS])
-                named = wired({name: piece}, self._node.arena)
+                named = wired({name: piece}, partial(arena_item, self._node.arena))
                 assert named is not None, "it is short, and placed"
-                (part,), by_place = named
-                if by_place:
+                if names_places(named):
                     self._hold(number, sets)
-                self._post(Part(number, part))
+                self._post(Part(number, named[0]))
                 await asyncio.sleep(0)
             heads.append(WireSet(name, (), one.dtype, one.shape, one.form))
         self._post(Ended(number, id_, tuple(heads)))

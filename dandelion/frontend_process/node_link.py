@@ -44,7 +44,7 @@ from dandelion.frontend_process.messages import (
 )
 from dandelion.frontend_process.status import StatusWriter
 from dandelion.frontend_process.wire import WireSet, WireSets, joined
-from dandelion.frontend_process.wired_sets import wired
+from dandelion.frontend_process.wired_sets import arena_item, names_places, wired
 from dandelion.memory import Context
 from dandelion.node import Node
 from dandelion.node.invocation import Invocation
@@ -73,7 +73,7 @@ class NodeLink:
         lost: Callable[[str], None],
     ) -> None:
         self._node = node
-        self._arena = node.arena
+        self._wired_item = partial(arena_item, node.arena)
         self._lost = lost
         self._kept: dict[int, object] = {}
         self._running: dict[int, Invocation] = {}
@@ -234,12 +234,11 @@ class NodeLink:
         self._send_result(number, invocation.id, invocation.walk.plan.named(outputs))
 
     def _send_result(self, number: int, id_: str, outputs: Mapping[str, ItemSet | None]) -> None:
-        named = wired(outputs, self._arena)
-        if named is None:
+        sets = wired(outputs, self._wired_item)
+        if sets is None:
             self._long.send(number, id_, outputs)
             return
-        sets, by_place = named
-        if by_place:
+        if names_places(sets):
             self._kept[number] = outputs
         self._reply(Ended(number, id_, sets))
 

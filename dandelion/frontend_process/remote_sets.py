@@ -7,14 +7,8 @@ from collections.abc import Mapping
 from dandelion.data import Bytes, Item, ItemSet
 from dandelion.frontend_process.leases import SLAB_ITEM_BYTES
 from dandelion.frontend_process.remote_memory import RemoteMemory
-from dandelion.frontend_process.wire import (
-    INLINE_BYTES,
-    PART_ITEMS,
-    WireItem,
-    WireSet,
-    WireSets,
-    inline_item,
-)
+from dandelion.frontend_process.wire import INLINE_BYTES, WireItem, WireSets, inline_item
+from dandelion.frontend_process.wired_sets import wired
 
 
 class RemoteSets:
@@ -30,23 +24,7 @@ class RemoteSets:
 
     def wired(self, sets: Mapping[str, ItemSet | None]) -> WireSets | None:
         """Name sets for one message; None if they need a lease or are too many items for that."""
-        wired = []
-        count = 0
-        for name, one in sets.items():
-            if one is None:
-                wired.append(WireSet(name))
-                continue
-            count += len(one.items)
-            if count > PART_ITEMS:
-                return None
-            items = []
-            for item in one.items:
-                made = self.wired_item(item)
-                if made is None:
-                    return None
-                items.append(made)
-            wired.append(WireSet(name, tuple(items), one.dtype, one.shape, one.form))
-        return tuple(wired)
+        return wired(sets, self.wired_item)
 
     def wired_item(self, item: Item) -> WireItem | None:
         """Name an item for a message; None if its data has to be copied to a lease."""

@@ -1,10 +1,10 @@
-"""Sets as a node names them to a frontend: small data in the message, other data by its place."""
+"""Sets as both sides of a link name them: small data in the message, other data by its place."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from dandelion.data import ItemSet
+from dandelion.data import Item, ItemSet
 from dandelion.frontend_process.wire import (
     INLINE_BYTES,
     PART_ITEMS,
@@ -16,16 +16,20 @@ from dandelion.frontend_process.wire import (
 from dandelion.memory import ArenaMap
 
 
-def wired(sets: Mapping[str, ItemSet | None], arena: ArenaMap) -> tuple[WireSets, bool] | None:
-    """Name sets for one message, and tell whether data is named by its place in the arena.
+def wired(
+    sets: Mapping[str, ItemSet | None], wired_item: Callable[[Item], WireItem | None]
+) -> WireSets | None:
+    """Name sets for one message.
+
+    Args:
+        sets: with or without items.
+        wired_item: names an item; None if it cannot.
 
     Returns:
-        None if one message cannot name them: they have more than `PART_ITEMS` items, or data that
-        is not small lies elsewhere.
+        None if an item cannot be named, or if there are more than `PART_ITEMS`.
     """
     named = []
     count = 0
-    by_place = False
     for name, one in sets.items():
         if one is None:
             named.append(WireSet(name))
@@ -35,16 +39,30 @@ def wired(sets: Mapping[str, ItemSet | None], arena: ArenaMap) -> tuple[WireSets
             return None
         items = []
         for item in one.items:
-            data = item.data
-            size = item.size_bytes
-            if size <= INLINE_BYTES:
-                made = inline_item(item, data if isinstance(data, bytes) else bytes(data))
-            else:
-                offset = arena.locate(data)
-                if offset is None:
-                    return None
-                by_place = True
-                made = WireItem(item.name, item.key, None, item.dtype, item.shape, offset, size)
+            made = wired_item(item)
+            if made is None:
+                return None
             items.append(made)
         named.append(WireSet(name, tuple(items), one.dtype, one.shape, one.form))
-    return tuple(named), by_place
+    return tuple(named)
+
+
+def arena_item(arena: ArenaMap, item: Item) -> WireItem | None:
+    """Name an item of the node; None if its data is not small and lies outside of the arena."""
+    data = item.data
+    size = item.size_bytes
+    if size <= INLINE_BYTES:
+        return inline_item(item, data if isinstance(data, bytes) else bytes(data))
+    offset = arena.locate(data)
+    if offset is None:
+        return None
+    return WireItem(item.name, item.key, None, item.dtype, item.shape, offset, size)
+
+
+def names_places(sets: WireSets) -> bool:
+    """Tell whether data is named by its place."""
+    for one in sets:
+        for item in one.items:
+            if item.data is None:
+                return True
+    return False

@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import signal
+import subprocess
 import textwrap
 import threading
 import time
@@ -270,3 +271,16 @@ def test_only_imports_are_limited(pool: SandboxPool, monkeypatch: pytest.MonkeyP
     pool.replace()
     pool.take(time.monotonic_ns() + 30_000_000_000).close()
     assert zygote.ended_in_imports == ""
+
+
+def test_a_zygote_that_becomes_ready_while_it_is_measured_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was measured may be its sandboxes."""
+    monkeypatch.setattr(import_limits, "LIMITS", ImportLimits(processes=0))
+    messages = iter([False, True])
+    stopped: list[str] = []
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True) as zygote:
+        watch = ImportWatch(zygote.pid, lambda: next(messages, True), stopped.append)
+        watch._thread.join()
+    assert not stopped
